@@ -1,0 +1,3 @@
+"""XDS: storage reads that land straight in GPU memory, behind ordinary fsspec URLs."""
+
+from __future__ import annotations

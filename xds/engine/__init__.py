@@ -1,0 +1,1 @@
+"""Engines: what moves bytes. Layer: above native, below the backends."""
