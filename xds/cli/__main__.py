@@ -1,0 +1,5 @@
+"""``python -m xds.cli``. Layer: top."""
+
+from xds.cli import main
+
+main()

@@ -1,0 +1,73 @@
+"""What the commands share: targets, sizes, progress, JSON. Layer: top."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def is_url(target: str) -> bool:
+    """Return whether ``target`` names its protocol."""
+    return "://" in target
+
+
+def to_url(target: str) -> str:
+    """Return ``target`` as a URL; a plain path becomes ``xds://`` and its absolute form."""
+    return target if is_url(target) else f"xds://{Path(target).absolute()}"
+
+
+def resolve(target: str) -> tuple[Any, str]:
+    """Return the file system and the path on it that ``target`` names."""
+    import fsspec
+    from fsspec.core import url_to_fs
+
+    if is_url(target):
+        filesystem, path = url_to_fs(target)
+        return filesystem, path
+    return fsspec.filesystem("xds"), str(Path(target).absolute())
+
+
+def human(nbytes: int) -> str:
+    """Return a size for people: ``90.9 MB``."""
+    value = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document; what JSON does not have is printed as text."""
+    typer.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+
+
+@contextlib.contextmanager
+def progress(title: str, *, enabled: bool = True) -> Iterator[Callable[[int, int], None] | None]:
+    """Give a function ``(nbytes_done, nbytes_total)`` that draws a bar on standard error; ``None`` off a terminal."""
+    if not enabled or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+
+        def update(nbytes_done: int, nbytes_total: int) -> None:
+            bar.update(task, completed=nbytes_done, total=nbytes_total)
+
+        yield update
