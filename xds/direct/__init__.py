@@ -1,0 +1,1 @@
+"""Local files: the backend of ``xds://``. Layer: backends."""

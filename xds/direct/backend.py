@@ -1,0 +1,289 @@
+"""Local files and block devices: the backend of ``xds://``. Layer: backends; knows the engine, not the file system."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from xds.errors import FileChangedError, RequirementError, XdsError
+
+if TYPE_CHECKING:
+    from xds.backend import Handle, Transfer
+    from xds.plan import Segments
+
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+#: What ``require`` may ask for; the values of this backend are checked in :func:`check_require`.
+_REQUIRE = {"posting": ("gpu", "host"), "placement": ("mapped", "pull", "copy", "file", "dma")}
+
+
+class DirectBackend:
+    """See :class:`xds.backend.Backend`. Stateless: safe for many threads and after a fork."""
+
+    def info(self, path: str) -> dict[str, Any]:
+        """Return the entry of ``path``; links are followed, and one that leads nowhere has the type ``link``."""
+        return _entry(path, listing=False)
+
+    def ls(self, path: str) -> list[dict[str, Any]]:
+        """Return the entries of a folder, sorted by name; of anything else, its own entry."""
+        try:
+            names = sorted(os.listdir(path))
+        except NotADirectoryError:
+            return [self.info(path)]
+        entries = []
+        for name in names:
+            try:
+                entries.append(_entry(os.path.join(path, name), listing=True))
+            except FileNotFoundError:
+                continue  # removed since the folder was read
+        return entries
+
+    def open(self, path: str) -> LocalHandle:
+        """Open a file or block device for reading.
+
+        Raises:
+            IsADirectoryError: a folder.
+            XdsError: a FIFO, a socket or a character device; never blocks on one.
+        """
+        # Opening a device can have effects of its own (a tape rewinds), so the type is looked at before.
+        _check_type(os.stat(path), path)  # noqa: PTH116 (microseconds count)
+        descriptor = _Descriptor(os.open(path, _OPEN_FLAGS))
+        status = os.fstat(descriptor.number)
+        _check_type(status, path)
+        # io_uring answers EAGAIN for a descriptor with O_NONBLOCK; it was needed only in case of a FIFO.
+        fcntl.fcntl(descriptor.number, fcntl.F_SETFL, 0)
+        return LocalHandle(path, descriptor, status)
+
+    def transfer(
+        self,
+        handles: Sequence[Handle],
+        *,
+        device: int | None = None,
+        require: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> Transfer:
+        """See :meth:`xds.backend.Backend.transfer`. Handles may be closed while it runs.
+
+        Raises:
+            ValueError: ``require`` holds an unknown key or value.
+            RequirementError: ``require`` cannot be met.
+        """
+        check_require(require, device=device)
+        # Loads the native core: small reads and listings never need it.
+        from xds.engine.mover import MoverTransfer
+
+        local = cast("Sequence[LocalHandle]", handles)
+        descriptors = [handle.descriptor() for handle in local]
+        transfer = MoverTransfer(
+            [descriptor.number for descriptor in descriptors],
+            [handle.path for handle in local],
+            device=device,
+            timeout_s=timeout_s,
+        )
+        return _OpenWhile(transfer, descriptors)
+
+
+def check_require(require: Mapping[str, str] | None, *, device: int | None) -> None:
+    """Raise unless a read by the host into host memory (``device`` ``None``) or GPU memory is what is required."""
+    have = {"posting": "host", "placement": "mapped" if device is None else "copy"}
+    for key, value in (require or {}).items():
+        if key not in _REQUIRE:
+            raise ValueError(f"require={{{key!r}: ...}}: unknown key; known are {', '.join(_REQUIRE)}")
+        if value not in _REQUIRE[key]:
+            raise ValueError(f"require={{{key!r}: {value!r}}}: must be one of {', '.join(_REQUIRE[key])}")
+        if value != have[key]:
+            where = "host memory" if device is None else f"the memory of cuda:{device}"
+            raise RequirementError(
+                f"require={{{key!r}: {value!r}}} cannot be met: reads of xds:// into {where} have {key} "
+                f"{have[key]!r}. Leave the requirement out, or require that"
+            )
+
+
+class _Descriptor:
+    """An open file descriptor that closes when the last one who uses it lets go.
+
+    A read holds a reference for its duration, so that a close by another thread can neither pull the descriptor away
+    nor let its number be reused under the read. No lock: nothing can be left locked in a forked child.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:
+        _close(self.number)
+
+
+class _OpenWhile:
+    """A transfer that keeps its descriptors open until it has drained, whoever closes the handles meanwhile."""
+
+    def __init__(self, transfer: Transfer, descriptors: list[_Descriptor]) -> None:
+        self._transfer = transfer
+        self._descriptors = descriptors
+        self.seal = transfer.seal
+        self.next_ready = transfer.next_ready
+        self.wait = transfer.wait
+        self.done = transfer.done
+        self.cancel = transfer.cancel
+
+    def add(self, segments: Segments, *, stream: int | None = None, keepalive: object = None) -> int:
+        # Even if this object is dropped, what still runs holds the descriptors.
+        return self._transfer.add(segments, stream=stream, keepalive=(keepalive, self._descriptors))
+
+    def __enter__(self) -> Transfer:
+        self._transfer.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._transfer.__exit__(*exc)
+
+
+class LocalHandle:
+    """See :class:`xds.backend.Handle`."""
+
+    __slots__ = ("_descriptor", "identity", "nbytes", "path")
+
+    def __init__(self, path: str, descriptor: _Descriptor, status: os.stat_result) -> None:
+        self.path = path
+        self._descriptor: _Descriptor | None = descriptor
+        self.identity = _identity(status, descriptor.number)
+        self.nbytes = self.identity[2]
+
+    def descriptor(self) -> _Descriptor:
+        """Return the open descriptor; it stays open while the caller holds the result."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            raise ValueError(f"{self.path}: I/O operation on closed file")
+        return descriptor
+
+    def pread_into(self, view: memoryview, offset: int) -> int:
+        """Read into ``view`` (bytes, writable) until it is full or the file ends; return bytes read."""
+        descriptor = self.descriptor()
+        number = descriptor.number
+        nbytes = len(view)
+        done = os.preadv(number, (view,), offset) if nbytes else 0
+        while 0 < done < nbytes:
+            count = os.preadv(number, (view[done:],), offset + done)
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def check_unchanged(self) -> None:
+        """Compare with what the path and the descriptor lead to now; of a closed handle, the path alone.
+
+        Raises:
+            FileChangedError: replaced, removed, shrunk, grown or written to.
+        """
+        descriptor = self._descriptor
+        number = -1 if descriptor is None else descriptor.number
+        if descriptor is not None and _identity(os.fstat(number), number) != self.identity:
+            raise self._changed(_identity(os.fstat(number), number))
+        try:
+            now = _identity(os.stat(self.path), number)  # noqa: PTH116 (as above)
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._changed(None) from None
+        # Without a descriptor the size of a block device is unknown (-1).
+        if now != self.identity and (now[2] >= 0 or now[:2] != self.identity[:2]):
+            raise self._changed(now)
+
+    def close(self) -> None:
+        """Let go of the descriptor: it closes when the reads that run now have ended. A second call does nothing."""
+        self._descriptor = None
+
+    def _changed(self, now: tuple[int, ...] | None) -> FileChangedError:
+        if now is None:
+            what = "it is no longer there"
+        elif now[:2] != self.identity[:2]:
+            what = f"another file is there now: {_words(now)}"
+        else:
+            what = f"it has changed to {_words(now)}"
+        return FileChangedError(
+            f"{self.path}: the file changed between open and the end of the read. It was {_words(self.identity)}; "
+            f"{what}. What was read is not valid: read it again once nobody writes to it",
+            filename=self.path,
+        )
+
+
+def _words(identity: tuple[int, ...]) -> str:
+    when = datetime.datetime.fromtimestamp(identity[3] / 1e9, datetime.UTC).isoformat()
+    return f"{identity[2]} bytes (inode {identity[1]}, modified {when})"
+
+
+def _identity(status: os.stat_result, number: int) -> tuple[int, ...]:
+    """Device, inode, bytes, modification time in ns; bytes of a block device come from its open descriptor."""
+    nbytes = status.st_size
+    if stat.S_ISBLK(status.st_mode):
+        nbytes = os.lseek(number, 0, os.SEEK_END) if number >= 0 else -1
+    return status.st_dev, status.st_ino, nbytes, status.st_mtime_ns
+
+
+def _check_type(status: os.stat_result, path: str) -> None:
+    mode = status.st_mode
+    if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    kinds = ((stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a character device"))
+    kind = next((words for test, words in kinds if test(mode)), "no regular file")
+    raise XdsError(
+        f"{path} is {kind}: it has no size and no offsets to read at. Give a regular file or a block device",
+        errno=errno.EINVAL,
+        filename=path,
+    )
+
+
+def _entry(path: str, *, listing: bool) -> dict[str, Any]:
+    status = os.lstat(path)
+    entry: dict[str, Any] = {"name": path, "islink": stat.S_ISLNK(status.st_mode)}
+    kind = None
+    if entry["islink"]:
+        entry["destination"] = os.readlink(path)  # noqa: PTH115 (text)
+        try:
+            status = os.stat(path)  # noqa: PTH116 (text)
+        except OSError as error:
+            if error.errno in _NOWHERE:
+                kind = "link"
+            elif listing:
+                kind = "other"  # one link into a forbidden folder must not hide its neighbours
+            else:
+                raise
+    size: int | None = status.st_size
+    if kind is None:
+        kind, size = _kind_and_size(status, path)
+    # Linux's stat has no time of birth: "created" is the last change of the inode, as fsspec's own local files have it.
+    entry.update(
+        size=size,
+        type=kind,
+        mtime=status.st_mtime,
+        created=status.st_ctime,
+        mode=status.st_mode,
+        ino=status.st_ino,
+        nlink=status.st_nlink,
+        uid=status.st_uid,
+        gid=status.st_gid,
+        identity=(status.st_dev, status.st_ino, size, status.st_mtime_ns),
+    )
+    return entry
+
+
+def _kind_and_size(status: os.stat_result, path: str) -> tuple[str, int | None]:
+    mode = status.st_mode
+    if stat.S_ISREG(mode):
+        return "file", status.st_size
+    if stat.S_ISDIR(mode):
+        return "directory", status.st_size
+    if not stat.S_ISBLK(mode):
+        return "other", status.st_size
+    try:
+        descriptor = _Descriptor(os.open(path, _OPEN_FLAGS))
+        return "file", os.lseek(descriptor.number, 0, os.SEEK_END)
+    except OSError:
+        return "file", None  # no permission, or no medium: the size is unknown, the entry is still there

@@ -1,0 +1,392 @@
+"""Open files: Python's file object plus reads into arrays. Layer: file system; knows no backend by name."""
+
+from __future__ import annotations
+
+import io
+import operator
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from fsspec.core import caches
+
+from xds.arrays import Destination, destination
+from xds.errors import ArrayError, RangeError
+from xds.reads import begin_one, is_small, read_bytes, read_into
+
+if TYPE_CHECKING:
+    from xds.backend import Backend, Handle, Transfer
+    from xds.filesystem import StorageFileSystem
+    from xds.report import ReadReport
+
+#: Block size of the caches of fsspec, where the caller names a cache and no size.
+DEFAULT_BLOCK_NBYTES = 256 << 10
+#: What :meth:`StorageFile.readline` reads ahead.
+LINE_NBYTES = 64 << 10
+
+
+class StorageFile(io.BufferedIOBase):
+    """A file open for reading, with a position, as :func:`open` of mode ``rb`` gives.
+
+    Host reads go straight to the storage (``cache_type="none"``): the kernel's page cache is the cache, and every read
+    is checked against a change of the file. A cache of fsspec that the caller names (``readahead``, ``blockcache``,
+    ...) serves :meth:`read` and small :meth:`readinto`, and is checked when it fetches. Reads of 1 MiB or more into
+    host arrays, and all reads into GPU arrays, go past the cache.
+
+    Attributes:
+        size: bytes, as of open.
+        report: how the last read of this file travelled, or ``None``.
+    """
+
+    _handle: Handle | None = None
+    cache: Any = None
+
+    def __init__(
+        self,
+        fs: StorageFileSystem,
+        path: str,
+        mode: str = "rb",
+        block_size: int | str | None = None,
+        cache_type: str = "none",
+        cache_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if cache_type not in caches:
+            raise ValueError(f"cache_type={cache_type!r}: must be one of {', '.join(sorted(map(str, caches)))}")
+        self.fs = fs
+        self.path = path
+        self.mode = mode
+        self.blocksize = DEFAULT_BLOCK_NBYTES if block_size in (None, "default") else operator.index(block_size)  # type: ignore[arg-type]
+        self.cache_options = dict(cache_options or {})
+        self.kwargs = kwargs
+        self.report: ReadReport | None = None
+        self._backend: Backend = fs.backend
+        self._details: dict[str, Any] | None = None
+        self._line_start, self._line = 0, b""
+        self.loc = 0
+        self._handle = self._backend.open(path)
+        self.size = self._handle.nbytes
+        self.cache = caches[cache_type](self.blocksize, self._fetch, self.size, **self.cache_options)
+        self._cached = cache_type not in (None, "none")
+
+    def _open_handle(self) -> Handle:
+        if self._handle is None:
+            raise ValueError("I/O operation on closed file")
+        return self._handle
+
+    def _fetch(self, start: int, end: int) -> bytes:
+        """Return bytes ``start`` to ``end`` from the storage, fewer at the end of the file (caches ask beyond it)."""
+        handle = self._open_handle()
+        end = min(end, self.size)
+        if start >= end:
+            return b""
+        data, self.report = read_bytes(self._backend, handle, start, end)
+        return data
+
+    # What fsspec expects of a file.
+
+    @property
+    def full_name(self) -> str:
+        """The URL of the file."""
+        url: str = self.fs.unstrip_protocol(self.path)
+        return url
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """As :meth:`info`."""
+        if self._details is None:
+            self._details = self.fs.info(self.path)
+        return self._details
+
+    def info(self) -> dict[str, Any]:
+        """Return what the file system says of the path."""
+        return self.details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._open_handle()
+        options = {
+            "block_size": self.blocksize,
+            "cache_type": self.cache.name or "none",
+            "cache_options": self.cache_options,
+        }
+        return _reopen, (self.fs, self.path, {**self.kwargs, **options}, self.loc)
+
+    def __repr__(self) -> str:
+        return f"<StorageFile {self.full_name}>"
+
+    # What Python expects of a file.
+
+    def readable(self) -> bool:
+        """Return whether the file is open."""
+        return self._handle is not None
+
+    def seekable(self) -> bool:
+        """Return whether the file is open."""
+        return self._handle is not None
+
+    def fileno(self) -> int:
+        """Raise: reads do not go through a descriptor of the caller."""
+        raise io.UnsupportedOperation("fileno: the file is read through its storage backend, not by a descriptor")
+
+    def tell(self) -> int:
+        """Return the position in bytes."""
+        self._open_handle()
+        return self.loc
+
+    def seek(self, loc: SupportsIndex, whence: int = 0) -> int:
+        """Set the position, which may lie beyond the end of the file, and return it."""
+        self._open_handle()
+        if whence not in (0, 1, 2):
+            raise ValueError(f"whence must be 0, 1 or 2, not {whence!r}")
+        position = operator.index(loc) + (0, self.loc, self.size)[whence]
+        if position < 0:
+            raise ValueError(f"{self.path}: seek to {position}, before the start of the file")
+        self.loc = position
+        return position
+
+    def read(self, length: SupportsIndex | None = -1) -> bytes:
+        """Return ``length`` bytes from the position, fewer at the end of the file; all that is left if negative."""
+        self._open_handle()
+        nbytes = -1 if length is None else operator.index(length)
+        end = self.size if nbytes < 0 else min(self.loc + nbytes, self.size)
+        if end <= self.loc:
+            return b""
+        data = self._read_range(self.loc, end)
+        self.loc += len(data)
+        return data
+
+    def _read_range(self, start: int, end: int) -> bytes:
+        return bytes(self.cache._fetch(start, end)) if self._cached else self._fetch(start, end)
+
+    def read1(self, length: SupportsIndex | None = -1) -> bytes:
+        """As :meth:`read`; without a length, one block."""
+        nbytes = -1 if length is None else operator.index(length)
+        return self.read(self.blocksize if nbytes < 0 else nbytes)
+
+    def readline(self, size: SupportsIndex | None = -1) -> bytes:
+        """Return the bytes up to and including the next newline, ``size`` at most.
+
+        Reads 64 KiB ahead, which stay in the file object for the lines that follow.
+        """
+        self._open_handle()
+        limit = -1 if size is None else operator.index(size)
+        stop = self.size if limit < 0 else min(self.loc + limit, self.size)
+        parts = []
+        while self.loc < stop:
+            if not self._line_start <= self.loc < self._line_start + len(self._line):
+                self._line = self._read_range(self.loc, min(self.loc + LINE_NBYTES, self.size))
+                self._line_start = self.loc
+            begin = self.loc - self._line_start
+            found = self._line.find(b"\n", begin, stop - self._line_start)
+            part = self._line[begin : stop - self._line_start] if found < 0 else self._line[begin : found + 1]
+            parts.append(part)
+            self.loc += len(part)
+            if found >= 0:
+                break
+        return b"".join(parts)
+
+    def readuntil(self, char: bytes = b"\n", blocks: int | None = None) -> bytes:
+        """Return the bytes up to and including ``char``, or to the end of the file (fsspec's name).
+
+        Args:
+            char: what to look for, one byte or more.
+            blocks: bytes of each look; the block size if ``None``.
+        """
+        start, found, step = self.loc, -1, blocks or self.blocksize
+        parts: list[bytes] = []
+        tail = b""
+        while found < 0 and (part := self.read(step)):
+            parts.append(part)
+            # ``char`` may lie across two looks.
+            found = (tail + part).find(char)
+            if found >= 0:
+                found += self.loc - len(part) - len(tail) + len(char) - start
+            tail = (tail + part)[-(len(char) - 1) :] if len(char) > 1 else b""
+        data = b"".join(parts)
+        if found < 0:
+            return data
+        self.loc = start + found
+        return data[:found]
+
+    def close(self) -> None:
+        """Close; a second call does nothing. Reads that run in other threads, and futures, come to their end."""
+        try:
+            closer = getattr(self.cache, "close", None)
+            if self._handle is not None and callable(closer):
+                closer()
+        finally:
+            if self._handle is not None:
+                self._handle.close()
+            self._handle = None
+            self._line = b""
+            super().close()
+
+    # Reads into arrays.
+
+    def readinto(
+        self,
+        array: Any,
+        *,
+        stream: Any = None,
+        require: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> int:
+        """Fill ``array`` from the position; return bytes read, fewer than its size only at the end of the file.
+
+        Bytes of the array beyond the end of the file stay as they are. On an error the content of the array is
+        undefined.
+
+        Args:
+            array: C-contiguous and writable: NumPy, CuPy, torch, DLPack, ``__cuda_array_interface__``, or any buffer.
+            stream: CUDA stream behind which the read is ordered (see :func:`xds.arrays.destination`).
+            require: ``{"posting": ..., "placement": ...}``: raise instead of reading another way.
+            timeout_s: longest time without progress.
+
+        Raises:
+            ArrayError: the array cannot be filled.
+            RequirementError: ``require`` cannot be met; nothing was read.
+            FileChangedError: the file moved since it was opened.
+        """
+        handle = self._open_handle()
+        target = destination(array, stream=stream)
+        nbytes = max(0, min(target.nbytes, self.size - self.loc))
+        if self._cached and not require and is_small(target, nbytes) and nbytes:
+            memoryview(array).cast("B")[:nbytes] = self.cache._fetch(self.loc, self.loc + nbytes)
+        else:
+            self.report = read_into(
+                self._backend, handle, target, self.loc, nbytes, require=require, timeout_s=timeout_s
+            )
+        self.loc += nbytes
+        return nbytes
+
+    def readinto1(self, array: Any) -> int:
+        """As :meth:`readinto`."""
+        return self.readinto(array)
+
+    def pread(
+        self,
+        array: Any,
+        nbytes: int | None = None,
+        offset: int = 0,
+        *,
+        stream: Any = None,
+        require: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> ReadFuture:
+        """Begin to read at ``offset`` into the first bytes of ``array``; the position of the file stays.
+
+        Args:
+            array: as of :meth:`readinto`; held until the read has ended.
+            nbytes: how many; the size of the array if ``None``. Fewer arrive at the end of the file.
+            offset: in the file, bytes.
+            stream: as of :meth:`readinto`.
+            require: as of :meth:`readinto`.
+            timeout_s: as of :meth:`readinto`.
+
+        Returns:
+            A future; small reads into host memory are done when it is returned.
+        """
+        handle = self._open_handle()
+        target = destination(array, stream=stream)
+        offset = operator.index(offset)
+        wanted = target.nbytes if nbytes is None else operator.index(nbytes)
+        if offset < 0 or wanted < 0:
+            raise RangeError(f"{self.path}: pread of {wanted} bytes at offset {offset}: neither may be negative")
+        if wanted > target.nbytes:
+            raise ArrayError(f"{self.path}: pread of {wanted} bytes into an array of {target.nbytes} bytes")
+        wanted = max(0, min(wanted, self.size - offset))
+        if is_small(target, wanted) and not require:
+            report = read_into(self._backend, handle, target, offset, wanted)
+            return ReadFuture(self, handle, None, wanted, report)
+        transfer = self._backend.transfer((handle,), device=target.device, require=require, timeout_s=timeout_s)
+        try:
+            begin_one(transfer, target, offset, wanted)
+        except BaseException:
+            transfer.cancel()
+            raise
+        return ReadFuture(self, handle, transfer, wanted, None, keepalive=target)
+
+
+class ReadFuture:
+    """A read on its way (:meth:`StorageFile.pread`). Safe for many threads.
+
+    Attributes:
+        report: how the bytes travelled; ``None`` until :meth:`get` or :meth:`result` has returned.
+    """
+
+    def __init__(
+        self,
+        file: StorageFile,
+        handle: Handle,
+        transfer: Transfer | None,
+        nbytes: int,
+        report: ReadReport | None,
+        *,
+        keepalive: Destination | None = None,
+    ) -> None:
+        self._file, self._handle, self._transfer = file, handle, transfer
+        self._nbytes, self._keepalive = nbytes, keepalive
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self.report = report
+        if report is not None:
+            file.report = report
+
+    def done(self) -> bool:
+        """Return whether the read has ended, well or not; never blocks."""
+        transfer = self._transfer
+        return transfer is None or transfer.done()
+
+    def get(self) -> int:
+        """Wait, and return bytes read: fewer than asked for only at the end of the file. Raises what failed."""
+        with self._lock:
+            if self._transfer is not None:
+                self._finish(self._transfer)
+            if self._error is not None:
+                raise self._error
+            return self._nbytes
+
+    def result(self, timeout: float | None = None) -> int:
+        """As :meth:`get`, but wait ``timeout`` seconds at most.
+
+        Raises:
+            TimeoutError: the read still runs, and goes on.
+        """
+        if timeout is not None:
+            deadline = time.monotonic() + timeout
+            pause_s = 50e-6
+            while not self.done():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(f"{self._file.path}: the read still runs after {timeout} s; it goes on")
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(2 * pause_s, 2e-3)
+        return self.get()
+
+    def _finish(self, transfer: Transfer) -> None:
+        from xds.reads import unchanged
+
+        try:
+            with unchanged((self._handle,)):
+                self.report = self._file.report = transfer.wait()
+        except OSError as error:
+            self._error = error
+        except BaseException:
+            # Ctrl-C: no byte may come into the array once the caller has control again.
+            transfer.cancel()
+            self._error = RuntimeError("the read was interrupted and cancelled")
+            raise
+        finally:
+            self._transfer = self._keepalive = None
+
+    def __del__(self) -> None:
+        transfer = getattr(self, "_transfer", None)
+        if transfer is not None:
+            transfer.cancel()  # nobody would ever learn whether the bytes are good
+
+
+def _reopen(fs: StorageFileSystem, path: str, options: dict[str, Any], loc: int) -> StorageFile:
+    file: StorageFile = fs.open(path, "rb", **options)
+    file.seek(loc)
+    return file

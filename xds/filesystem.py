@@ -1,0 +1,389 @@
+"""fsspec's file systems: one shared base, one small class a protocol. Layer: file system.
+
+Backends are found by entry point (group ``xds.backends``, under the protocol's name) and never imported by name.
+
+fsspec gives an :class:`~fsspec.asyn.AsyncFileSystem` synchronous methods that hop over an event loop, wherever the
+class has the default ones. Here each is defined, hence none hops: a small read costs microseconds, and an instance
+that came through a fork still reads. The coroutines run the same methods in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import functools
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from fsspec.utils import tokenize
+
+from xds import url
+from xds.backend import Backend
+from xds.distributions import clash
+from xds.errors import XdsError
+from xds.file import StorageFile
+from xds.plan import resolve_range
+from xds.ranges import Bounds, cat_many, readinto_many
+from xds.readonly import ReadOnlyFileSystem
+from xds.reads import read_bytes
+from xds.report import ReadReport
+
+_NOT_FOUND = (FileNotFoundError, NotADirectoryError)
+
+
+@functools.cache
+def _backend_class(protocol: str) -> Callable[..., Backend]:
+    found = list(entry_points(group="xds.backends", name=protocol))
+    reason = "no entry point of the group xds.backends has this name"
+    if found:
+        try:
+            return cast("Callable[..., Backend]", found[0].load())
+        except (ImportError, AttributeError) as error:
+            reason = f"{found[0].value} cannot be loaded: {error}"
+    advice = clash() or "install the package that brings it again"
+    raise XdsError(f"there is no backend for {protocol}://: {reason}; {advice}")
+
+
+class StorageFileSystem(ReadOnlyFileSystem):
+    """Base of all protocols of XDS: reads only, listings never cached, one instance for all threads.
+
+    A subclass says ``protocol`` and whether URLs name a host (``authority``). All options of fsspec's file systems are
+    accepted.
+    """
+
+    protocol = "abstract"
+    cachable = True
+    #: Whether URLs name a host, which then is the first part of each path.
+    authority = False
+
+    def __init__(self, *args: Any, **storage_options: Any) -> None:
+        super().__init__(*args, **storage_options)
+
+    @functools.cached_property
+    def backend(self) -> Backend:
+        """What reads; made at first use."""
+        return _backend_class(type(self).protocol)()
+
+    # Names.
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, (list, tuple)):
+            return [cls._strip_protocol(one) for one in path]
+        return url.strip(cls.protocol, path, authority=cls.authority)
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the URL of a path."""
+        return url.unstrip(type(self).protocol, name, authority=type(self).authority)
+
+    def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return name, size, type, mtime, created, mode, ino, nlink, uid, gid, islink, identity of ``path``.
+
+        Links are followed (``islink``, ``destination``); the type of a link that leads nowhere is ``link``.
+        """
+        return self.backend.info(self._strip_protocol(path))
+
+    def ls(self, path: Any, detail: bool = True, **kwargs: Any) -> list[Any]:
+        """Return the entries of a folder, sorted by name, or the entry of a file; names only without ``detail``."""
+        entries = self.backend.ls(self._strip_protocol(path))
+        return entries if detail else [entry["name"] for entry in entries]
+
+    def exists(self, path: Any, **kwargs: Any) -> bool:
+        """Return whether ``path`` leads anywhere; what keeps us from knowing (permission, ...) is raised."""
+        return self._type(path) not in (None, "link")
+
+    def lexists(self, path: Any, **kwargs: Any) -> bool:
+        """As :meth:`exists`, but true for links that lead nowhere."""
+        return self._type(path) is not None
+
+    def isfile(self, path: Any) -> bool:
+        """Return whether ``path`` is a file or block device; raises as :meth:`exists`."""
+        return self._type(path) == "file"
+
+    def isdir(self, path: Any) -> bool:
+        """Return whether ``path`` is a folder; raises as :meth:`exists`."""
+        return self._type(path) == "directory"
+
+    def islink(self, path: Any) -> bool:
+        """Return whether ``path`` is a symbolic link."""
+        try:
+            return bool(self.info(path).get("islink"))
+        except _NOT_FOUND:
+            return False
+
+    def _type(self, path: Any) -> str | None:
+        try:
+            kind: str = self.info(path)["type"]
+        except _NOT_FOUND:
+            return None
+        return kind
+
+    def size(self, path: Any) -> int | None:
+        """Return bytes, ``None`` where nobody knows."""
+        size: int | None = self.info(path)["size"]
+        return size
+
+    def sizes(self, paths: Iterable[Any]) -> list[int | None]:
+        """Return :meth:`size` of each path."""
+        return [self.size(path) for path in paths]
+
+    def modified(self, path: Any) -> datetime.datetime:
+        """Return the time of the last change of the bytes (aware, UTC)."""
+        return datetime.datetime.fromtimestamp(self.info(path)["mtime"], datetime.UTC)
+
+    def created(self, path: Any) -> datetime.datetime:
+        """Return the ``created`` time of :meth:`info` (aware, UTC)."""
+        return datetime.datetime.fromtimestamp(self.info(path)["created"], datetime.UTC)
+
+    def ukey(self, path: Any) -> str:
+        """Return a token that changes when the bytes of ``path`` may have changed, and only then."""
+        info = self.info(path)
+        token: str = tokenize(info["name"], info["identity"])
+        return token
+
+    def checksum(self, path: Any) -> int:
+        """Return :meth:`ukey` as a number."""
+        return int(self.ukey(path), 16)
+
+    def walk(
+        self, path: Any, maxdepth: int | None = None, topdown: bool = True, on_error: Any = "omit", **kwargs: Any
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """Yield (folder, folders in it, files in it), as :func:`os.walk` does.
+
+        Links to folders are listed among the folders and not entered: they may lead back up.
+        """
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        detail = kwargs.pop("detail", False)
+        path = self._strip_protocol(path)
+        try:
+            listing = self.ls(path, detail=True, **kwargs)
+        except OSError as error:
+            if on_error == "raise":
+                raise
+            if callable(on_error):
+                on_error(error)
+            return
+        folders: dict[str, Any] = {}
+        files: dict[str, Any] = {}
+        for entry in listing:
+            name = "" if entry["name"] == path else entry["name"].rpartition("/")[2]
+            (folders if entry["type"] == "directory" else files)[name] = entry
+        # As in os.walk, the caller may remove folders from what it is given before they are entered.
+        given: Any = folders if detail else list(folders)
+        here = (path, given, files if detail else list(files))
+        if topdown:
+            yield here
+        if maxdepth is None or maxdepth > 1:
+            below = None if maxdepth is None else maxdepth - 1
+            for name in list(given):
+                if name in folders and not folders[name].get("islink"):
+                    yield from self.walk(
+                        folders[name]["name"], below, topdown=topdown, on_error=on_error, detail=detail, **kwargs
+                    )
+        if not topdown:
+            yield here
+
+    # fsspec's own algorithms, which call the methods above; defined so that the mirror leaves them alone.
+
+    def find(self, path: Any, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any) -> Any:
+        """Return all files below ``path``."""
+        # fsspec's glob passes a stem on to backends that can filter by it on their server.
+        kwargs.pop("prefix", None)
+        return super().find(path, maxdepth=maxdepth, withdirs=withdirs, **kwargs)
+
+    def glob(self, path: Any, maxdepth: int | None = None, **kwargs: Any) -> Any:
+        """Return the paths that match a pattern."""
+        return super().glob(url.text(path), maxdepth=maxdepth, **kwargs)
+
+    def du(self, path: Any, total: bool = True, maxdepth: int | None = None, **kwargs: Any) -> Any:
+        """Return the bytes of all files below ``path``."""
+        return super().du(path, total=total, maxdepth=maxdepth, **kwargs)
+
+    def expand_path(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> Any:
+        """Return the paths that match ``path``: a pattern, a folder, or a list of both."""
+        return super().expand_path(path, recursive=recursive, maxdepth=maxdepth, **kwargs)
+
+    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
+        """Return the bytes of one file, or a dict of many."""
+        return super().cat(path, recursive=recursive, on_error=on_error, **kwargs)
+
+    def get_file(self, rpath: Any, lpath: Any, **kwargs: Any) -> None:
+        """Copy one file to a local path or file object."""
+        super().get_file(rpath, lpath, **kwargs)
+
+    def get(self, rpath: Any, lpath: Any, recursive: bool = False, **kwargs: Any) -> None:
+        """Copy files to local paths."""
+        super().get(rpath, lpath, recursive=recursive, **kwargs)
+
+    # Bytes.
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: Mapping[str, Any] | None = None,
+        cache_type: str | None = None,
+        **kwargs: Any,
+    ) -> StorageFile:
+        if mode != "rb":
+            if set(mode) & set("wax+"):
+                self._read_only("open for writing", path)
+            raise ValueError(f"mode {mode!r}: must be 'r' or 'rb'")
+        return StorageFile(self, path, mode, block_size, cache_type or "none", cache_options)
+
+    def cat_file(self, path: Any, start: Any = None, end: Any = None, **kwargs: Any) -> bytes:
+        """Return ``data[start:end]`` of a file, with Python's slice rules for all integers and ``None``."""
+        handle = self.backend.open(self._strip_protocol(path))
+        try:
+            low, high = resolve_range(start, end, handle.nbytes)
+            return read_bytes(self.backend, handle, low, high)[0]
+        finally:
+            handle.close()
+
+    def cat_ranges(
+        self,
+        paths: list[Any],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Return ``data[start:end]`` of each path, in the order given.
+
+        Each file is opened once, and ranges that add up to 1 MiB or more move in one transfer.
+
+        Args:
+            paths: list of paths; a path may stand many times.
+            starts: as of :meth:`cat_file`; a single one holds for all paths.
+            ends: as ``starts``.
+            max_gap: accepted and of no effect: nothing is gained by reading what lies between ranges.
+            on_error: ``return`` puts exceptions in the list, ``raise`` raises the first.
+            kwargs: ignored, as callers of fsspec pass options of other file systems.
+
+        Raises:
+            ValueError: lists of different lengths, or an unknown ``on_error``.
+            TypeError: ``paths`` is no list, or a bound is no integer.
+        """
+        names, bounds = self._ranges(paths, starts, ends)
+        return cat_many(self.backend, names, bounds, on_error)
+
+    def _ranges(self, paths: Any, starts: Any, ends: Any) -> tuple[list[str], list[Bounds]]:
+        """Return stripped paths and bounds of the same length."""
+        if not isinstance(paths, (list, tuple)):
+            raise TypeError(f"paths must be a list, not {type(paths).__name__}")
+        lists = []
+        for word, bound in (("starts", starts), ("ends", ends)):
+            values = list(bound) if isinstance(bound, Iterable) else [bound] * len(paths)
+            if len(values) != len(paths):
+                raise ValueError(f"{len(values)} {word} for {len(paths)} paths")
+            for value in values:
+                resolve_range(value, None, 0)  # raises TypeError for what is no index
+            lists.append(values)
+        return [self._strip_protocol(path) for path in paths], list(zip(*lists, strict=True))
+
+    def readinto_ranges(
+        self,
+        paths: list[Any],
+        starts: Any,
+        ends: Any,
+        arrays: Sequence[Any],
+        *,
+        stream: Any = None,
+        require: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> ReadReport:
+        """Fill each array with ``data[start:end]`` of its path.
+
+        Everything is checked before the first byte moves. On an error the content of all arrays is undefined.
+
+        Args:
+            paths: list of paths; a path may stand many times and is opened once.
+            starts: as of :meth:`cat_file`; a single one holds for all paths.
+            ends: as ``starts``.
+            arrays: one a range, exactly of its size; host and GPU arrays may be mixed. See
+                :func:`xds.arrays.destination`. No two may overlap.
+            stream: CUDA stream that orders the reads into GPU arrays.
+            require: ``{"posting": ..., "placement": ...}``: raise instead of reading another way.
+            timeout_s: longest time without progress.
+
+        Returns:
+            One report over all ranges.
+
+        Raises:
+            ArrayError: an array that cannot be filled, has another size than its range, or overlaps another.
+            ValueError: lists of different lengths.
+            FileChangedError: a file moved while it was read.
+            RequirementError: ``require`` cannot be met.
+        """
+        names, bounds = self._ranges(paths, starts, ends)
+        return readinto_many(self.backend, names, bounds, arrays, stream=stream, require=require, timeout_s=timeout_s)
+
+    # Coroutines: the same methods, in threads.
+
+    async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
+        return await asyncio.to_thread(self.info, path, **kwargs)
+
+    async def _ls(self, path: Any, detail: bool = True, **kwargs: Any) -> list[Any]:
+        return await asyncio.to_thread(self.ls, path, detail, **kwargs)
+
+    async def _exists(self, path: Any, **kwargs: Any) -> bool:
+        return await asyncio.to_thread(self.exists, path, **kwargs)
+
+    async def _isfile(self, path: Any) -> bool:
+        return await asyncio.to_thread(self.isfile, path)
+
+    async def _isdir(self, path: Any) -> bool:
+        return await asyncio.to_thread(self.isdir, path)
+
+    async def _size(self, path: Any) -> int | None:
+        return await asyncio.to_thread(self.size, path)
+
+    async def _sizes(self, paths: Iterable[Any], **kwargs: Any) -> list[int | None]:
+        return await asyncio.to_thread(self.sizes, paths)
+
+    async def _cat_file(self, path: Any, start: Any = None, end: Any = None, **kwargs: Any) -> bytes:
+        return await asyncio.to_thread(self.cat_file, path, start, end, **kwargs)
+
+    async def _cat_ranges(self, paths: list[Any], starts: Any, ends: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        kwargs.pop("batch_size", None)
+        return await asyncio.to_thread(self.cat_ranges, paths, starts, ends, *args, **kwargs)
+
+    async def _cat(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("batch_size", None)
+        return await asyncio.to_thread(self.cat, path, *args, **kwargs)
+
+    async def _get_file(self, rpath: Any, lpath: Any, **kwargs: Any) -> None:
+        await asyncio.to_thread(self.get_file, rpath, lpath, **kwargs)
+
+    async def _get(self, rpath: Any, lpath: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("batch_size", None)
+        await asyncio.to_thread(self.get, rpath, lpath, *args, **kwargs)
+
+    async def _walk(self, path: Any, *args: Any, **kwargs: Any) -> AsyncIterator[tuple[str, Any, Any]]:
+        steps = self.walk(path, *args, **kwargs)
+        while (step := await asyncio.to_thread(next, steps, None)) is not None:
+            yield step
+
+    async def _find(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        return await asyncio.to_thread(self.find, path, *args, **kwargs)
+
+    async def _glob(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        return await asyncio.to_thread(self.glob, path, *args, **kwargs)
+
+    async def _du(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        return await asyncio.to_thread(self.du, path, *args, **kwargs)
+
+    async def _expand_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        return await asyncio.to_thread(self.expand_path, path, *args, **kwargs)
+
+
+class XdsFileSystem(StorageFileSystem):
+    """Files, folders and block devices of this machine: ``xds:///path``."""
+
+    protocol = "xds"
+    root_marker = "/"
