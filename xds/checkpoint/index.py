@@ -1,0 +1,201 @@
+"""Which files make up a checkpoint: one file, an index, or a folder. Layer: checkpoint.
+
+Must not import interop or the loader. Paths are joined as text and links are never resolved: in the cache of
+Hugging Face the shards are links that lie beside the index, while the blobs they lead to have other names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xds.backend import Backend
+from xds.checkpoint.safetensors import Header
+from xds.errors import CheckpointError, ShortReadError
+
+STANDARD_INDEX = "model.safetensors.index.json"
+_INDEX_SUFFIX = ".index.json"
+_MAX_INDEX_NBYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The files of a checkpoint.
+
+    Attributes:
+        files: paths of the safetensors files, sorted, each once.
+        index: path of the index file, or ``None``.
+        shard_of: tensor name to position in ``files``, as the index says; ``None`` without an index.
+    """
+
+    files: tuple[str, ...]
+    index: str | None = None
+    shard_of: Mapping[str, int] | None = None
+
+
+def find(backend: Backend, path: str) -> Sources:
+    """Return the files of the checkpoint at ``path``: a safetensors file, an index (``*.index.json``) or a folder.
+
+    In a folder: ``model.safetensors.index.json``, else the only ``*.index.json`` (those of ``.bin`` files do not
+    count), else all ``*.safetensors``.
+
+    Raises:
+        CheckpointError: a folder without any, or with several indexes; an index that is not valid.
+        FileNotFoundError: no such path.
+    """
+    if backend.info(path)["type"] == "directory":
+        return _find_in_folder(backend, path)
+    return _from_index(backend, path) if path.endswith(_INDEX_SUFFIX) else Sources((path,))
+
+
+def _find_in_folder(backend: Backend, folder: str) -> Sources:
+    names = sorted(_basename(entry["name"]) for entry in backend.ls(folder) if entry["type"] != "directory")
+    indexes = [name for name in names if name.endswith(_INDEX_SUFFIX) and not name.endswith(".bin" + _INDEX_SUFFIX)]
+    if STANDARD_INDEX in indexes:
+        return _from_index(backend, _join(folder, STANDARD_INDEX))
+    if len(indexes) > 1:
+        raise CheckpointError(
+            f"{folder}: several index files and none is {STANDARD_INDEX}: {', '.join(indexes)}; name the one you want",
+            filename=folder,
+        )
+    if indexes:
+        return _from_index(backend, _join(folder, indexes[0]))
+    files = tuple(_join(folder, name) for name in names if name.endswith(".safetensors"))
+    if not files:
+        raise CheckpointError(f"{folder}: no *.safetensors and no *.index.json in this folder", filename=folder)
+    return Sources(files)
+
+
+def _basename(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def _from_index(backend: Backend, path: str) -> Sources:
+    weight_map = _weight_map(_read(backend, path), path)
+    folder = path.rpartition("/")[0]
+    shards = sorted(set(weight_map.values()))
+    for shard in shards:
+        _check_shard(backend, path, folder, shard, weight_map)
+    position = {shard: number for number, shard in enumerate(shards)}
+    return Sources(
+        files=tuple(_join(folder, shard) for shard in shards),
+        index=path,
+        shard_of={name: position[shard] for name, shard in weight_map.items()},
+    )
+
+
+def _read(backend: Backend, path: str) -> bytearray:
+    handle = backend.open(path)
+    try:
+        if handle.nbytes > _MAX_INDEX_NBYTES:
+            raise CheckpointError(
+                f"{path}: an index of {handle.nbytes} bytes; at most {_MAX_INDEX_NBYTES} are accepted", filename=path
+            )
+        buffer = bytearray(handle.nbytes)
+        got = handle.pread_into(memoryview(buffer), 0)
+        if got != len(buffer):
+            raise ShortReadError(f"{path}: ended at byte {got}, expected {len(buffer)}", filename=path)
+        handle.check_unchanged()
+        return buffer
+    finally:
+        handle.close()
+
+
+def _weight_map(text: bytearray, path: str) -> dict[str, str]:
+    def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        members = dict(pairs)
+        if len(members) != len(pairs):
+            names = [name for name, _ in pairs]
+            name = next(name for number, name in enumerate(names) if name in names[:number])
+            raise CheckpointError(f"{path}: duplicate key {name!r} in the index", filename=path)
+        return members
+
+    try:
+        index = json.loads(text.decode(), object_pairs_hook=once)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: the index is not valid JSON: {error}", filename=path) from error
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            f"{path}: an index needs a 'weight_map', an object of tensor names and file names", filename=path
+        )
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise CheckpointError(
+                f"{path}: weight_map gives tensor {name!r} the file {shard!r}; expected a string", filename=path
+            )
+    return weight_map
+
+
+def _check_shard(backend: Backend, path: str, folder: str, shard: str, weight_map: Mapping[str, str]) -> None:
+    tensor = next(name for name, other in weight_map.items() if other == shard)
+    where = f"{path}: weight_map gives tensor {tensor!r} the file {shard!r}"
+    if shard.startswith("/") or ".." in shard.split("/") or "\0" in shard or not shard.strip("./"):
+        raise CheckpointError(f"{where}; expected the name of a file beside the index", filename=path)
+    if not shard.endswith(".safetensors"):
+        raise CheckpointError(f"{where}, which is no safetensors file", filename=path)
+    try:
+        backend.info(_join(folder, shard))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{where}, and there is no {_join(folder, shard)}", filename=path) from error
+
+
+def check_shards(sources: Sources, headers: Sequence[Header], *, strict: bool) -> list[set[str]]:
+    """Compare the headers with the index and with each other; return per file the names that it must not provide.
+
+    A tensor that its shard has and the index does not is an error if ``strict``; else it is taken, except where the
+    index gives its name another shard.
+
+    Raises CheckpointError: a tensor of the index that its shard lacks, one that two shards have.
+    """
+    skipped: list[set[str]] = [set() for _ in headers]
+    if sources.shard_of is None:
+        if len(headers) > 1:
+            _check_unique(headers)
+        return skipped
+    expected: list[set[str]] = [set() for _ in headers]
+    for name, number in sources.shard_of.items():
+        expected[number].add(name)
+    for number, header in enumerate(headers):
+        present = set(header.names)
+        missing = expected[number] - present
+        if missing:
+            raise CheckpointError(
+                f"{header.path}: {sources.index} says that tensor {min(missing)!r} is here, and it is not"
+                + (f" ({len(missing)} tensors are missing)" if len(missing) > 1 else ""),
+                filename=header.path,
+            )
+        extra = present - expected[number]
+        if extra and strict:
+            raise CheckpointError(
+                f"{header.path}: tensor {min(extra)!r} is not in {sources.index} for this file"
+                + (f" ({len(extra)} such tensors)" if len(extra) > 1 else "")
+                + "; strict=False accepts it",
+                filename=header.path,
+            )
+        skipped[number] = {name for name in extra if name in sources.shard_of}
+    _check_unique(headers, skipped)
+    return skipped
+
+
+def _check_unique(headers: Sequence[Header], skipped: Sequence[set[str]] | None = None) -> None:
+    owner: dict[str, str] = {}
+    for number, header in enumerate(headers):
+        names: set[str] = set(header.names)
+        if skipped is not None:
+            names -= skipped[number]
+        twice = names & owner.keys()
+        if twice:
+            name = min(twice)
+            raise CheckpointError(
+                f"{header.path}: tensor {name!r} is in {owner[name]} too; "
+                "name one of the files, or an index that says which is meant",
+                filename=header.path,
+            )
+        owner.update(dict.fromkeys(names, header.path))

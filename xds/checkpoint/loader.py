@@ -1,0 +1,409 @@
+"""Checkpoints: open, look, load. Layer: checkpoint, over the file system's backend and the frameworks of interop.
+
+Order of events in a load: every header is validated; blocks of memory are allocated and begin to fill at once; arrays
+are made while bytes move; the files are checked for change; only then does the caller get the arrays. Whatever goes
+wrong, a transfer is cancelled and drained before memory is let go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xds.backend import Backend, Handle, Transfer
+from xds.checkpoint import index, selection
+from xds.checkpoint.layout import BlockPlan, plan_blocks
+from xds.checkpoint.safetensors import DTYPES, MAX_HEADER_NBYTES, Header, read_header
+from xds.checkpoint.selection import Names, Table, TensorInfo
+from xds.errors import DeviceMemoryError, UrlError
+from xds.interop import Block, Framework, host, resolve
+from xds.interop import framework as find_framework
+from xds.report import ReadReport
+
+Progress = Callable[[int, int], object]
+Device = str | int | None
+
+_HEADER_THREADS = 8
+
+
+class LoadResult(dict[str, Any]):
+    """The arrays of a load by name, in file order.
+
+    Attributes:
+        report: how the bytes travelled.
+        dtypes: the stored type of each tensor by its safetensors name, whatever the array's type is.
+        raw: names whose arrays are the stored bytes (1-d uint8), because the framework has no such type.
+        metadata: the strings of ``__metadata__`` of the files; where files differ, the first one's.
+    """
+
+    __slots__ = ("dtypes", "metadata", "raw", "report")
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Any],
+        *,
+        report: ReadReport,
+        dtypes: Mapping[str, str],
+        raw: frozenset[str],
+        metadata: Mapping[str, str],
+    ) -> None:
+        super().__init__(arrays)
+        self.report = report
+        self.dtypes = dtypes
+        self.raw = raw
+        self.metadata = metadata
+
+
+@dataclass(slots=True)
+class _Started:
+    """A block whose bytes are on their way."""
+
+    plan: BlockPlan
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What one load means, after every argument was checked."""
+
+    table: Table
+    framework: Framework
+    device: int | None
+    require: Mapping[str, str] | None
+    timeout_s: float
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.table.nbytes.sum())
+
+
+class Checkpoint:
+    """An open checkpoint: everything is known, no tensor is read. Made by :func:`open_checkpoint`.
+
+    Safe for many threads. As a context manager it closes its files; arrays outlive it.
+
+    Attributes:
+        metadata: the strings of ``__metadata__`` of the files; where files differ, the first one's.
+    """
+
+    def __init__(self, backend: Backend, handles: list[Handle], table: Table, metadata: dict[str, str]) -> None:
+        self._backend = backend
+        self._handles = handles
+        self._table = table
+        self._rows: dict[str, int] | None = None
+        self._closed = False
+        self.metadata = metadata
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._row_of()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all tensors, file after file, in file order."""
+        return tuple(self._table.names)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The paths of the files."""
+        return self._table.files
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return int(self._table.nbytes.sum())
+
+    def info(self, name: str) -> TensorInfo:
+        """Return type, shape, size and place of a tensor; raises KeyError (TensorNotFoundError)."""
+        return self._table.info(selection.find_row(self._row_of(), name))
+
+    def get(
+        self,
+        name: str,
+        *,
+        device: Device = None,
+        framework: str | None = None,
+        require: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> Any:
+        """Return one tensor; arguments as in :func:`load`. Raises KeyError (TensorNotFoundError)."""
+        loaded = self.load([name], device=device, framework=framework, require=require, timeout_s=timeout_s)
+        return loaded[name]
+
+    def load(
+        self,
+        names: Names = None,
+        *,
+        device: Device = None,
+        framework: str | None = None,
+        require: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+        timeout_s: float = 60.0,
+    ) -> LoadResult:
+        """Return the tensors called ``names`` (all; these; or those for which a function of the name is true).
+
+        Arguments and errors as in :func:`load`.
+        """
+        job = self._job(names, device, framework, require, timeout_s)
+        arrays: dict[str, Any] = {}
+        with self._transfer(job) as transfer:
+            started = _start(job, transfer)
+            if job.framework.early:
+                for item in started:
+                    arrays.update(_arrays(job, item))
+            if progress is not None:
+                for nbytes in _landed(transfer, started, job):
+                    progress(nbytes, job.nbytes)
+            report = transfer.wait()
+            self._check_unchanged(job.table)
+        if not job.framework.early:
+            for item in started:
+                arrays.update(_arrays(job, item))
+        codes = job.table.dtype.tolist()
+        raw_codes = {code for code in set(codes) if job.framework.is_raw(DTYPES[code])}
+        return LoadResult(
+            arrays,
+            report=report,
+            dtypes=dict(zip(job.table.names, map(DTYPES.__getitem__, codes), strict=True)),
+            raw=frozenset(n for n, code in zip(job.table.names, codes, strict=True) if code in raw_codes),
+            metadata=self.metadata,
+        )
+
+    def stream(
+        self,
+        names: Names = None,
+        *,
+        device: Device = None,
+        framework: str | None = None,
+        require: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield ``(name, array)`` as tensors become ready; each array is the caller's.
+
+        A file that changes is reported before its next tensor is yielded, and at the end. Leaving the loop early
+        stops the reading. Arguments and errors as in :func:`load`; they are checked before the first tensor.
+        """
+        return self._stream(self._job(names, device, framework, require, timeout_s))
+
+    def _stream(self, job: _Job) -> Iterator[tuple[str, Any]]:
+        with self._transfer(job) as transfer:
+            started = dict(enumerate(_start(job, transfer)))
+            while (number := transfer.next_ready()) is not None:
+                item = started.pop(number)
+                self._handles[int(job.table.file[item.plan.first])].check_unchanged()
+                yield from _arrays(job, item)
+                del item
+            transfer.wait()
+            self._check_unchanged(job.table)
+
+    def close(self) -> None:
+        """Close the files; a second call does nothing."""
+        self._closed = True
+        for handle in self._handles:
+            handle.close()
+
+    def _row_of(self) -> dict[str, int]:
+        if self._rows is None:
+            self._rows = dict(zip(self._table.names, range(len(self._table)), strict=True))
+        return self._rows
+
+    def _job(
+        self,
+        names: Names,
+        device: Device,
+        framework: str | None,
+        require: Mapping[str, str] | None,
+        timeout_s: float,
+    ) -> _Job:
+        if self._closed:
+            raise ValueError("this checkpoint is closed")
+        ordinal, framework_name = resolve(device, framework)
+        table = selection.choose(self._table, names, self._row_of)
+        found = find_framework(framework_name)
+        found.check(table.dtype_names())
+        return _Job(table, found, ordinal, require, timeout_s)
+
+    def _transfer(self, job: _Job) -> Transfer:
+        if job.device is None:
+            host.require_available(job.nbytes, f"a load of {len(job.table)} tensors")
+        return self._backend.transfer(self._handles, device=job.device, require=job.require, timeout_s=job.timeout_s)
+
+    def _check_unchanged(self, table: Table) -> None:
+        for number in np.unique(table.file).tolist():
+            self._handles[number].check_unchanged()
+
+
+def _start(job: _Job, transfer: Transfer) -> list[_Started]:
+    """Allocate block after block; each begins to fill while the next one is allocated."""
+    table, started = job.table, []
+    for plan in plan_blocks(table.file, table.offset, table.nbytes):
+        try:
+            block = job.framework.empty_block(plan.nbytes, job.device)
+        except MemoryError as error:
+            raise _no_memory(error, job, plan) from error
+        transfer.add(plan.segments_at(block.address), stream=block.stream, keepalive=block.keepalive)
+        started.append(_Started(plan, block))
+    transfer.seal()
+    return started
+
+
+def _no_memory(error: MemoryError, job: _Job, plan: BlockPlan) -> MemoryError:
+    first = job.table.names[plan.first]
+    tensors = (
+        f"tensor {first!r}"
+        if plan.last == plan.first + 1
+        else f"tensors {first!r} to {job.table.names[plan.last - 1]!r}"
+    )
+    message = f"{error}; the block is for {tensors} of a load that needs {job.nbytes} bytes in all"
+    return DeviceMemoryError(message) if isinstance(error, DeviceMemoryError) else MemoryError(message)
+
+
+def _arrays(job: _Job, item: _Started) -> list[tuple[str, Any]]:
+    table, plan, block, view = job.table, item.plan, item.block, job.framework.view
+    chosen = slice(plan.first, plan.last)
+    return [
+        (name, view(block, offset, DTYPES[code], shape))
+        for name, offset, code, shape in zip(
+            table.names[chosen],
+            plan.offsets.tolist(),
+            table.dtype[chosen].tolist(),
+            table.shape_list(plan.first, plan.last),
+            strict=True,
+        )
+    ]
+
+
+def _landed(transfer: Transfer, started: list[_Started], job: _Job) -> Iterator[int]:
+    done = 0
+    yield done
+    while (number := transfer.next_ready()) is not None:
+        plan = started[number].plan
+        done += int(job.table.nbytes[plan.first : plan.last].sum())
+        yield done
+
+
+def open_checkpoint(
+    url: str | os.PathLike[str], *, strict: bool = True, max_header_nbytes: int = MAX_HEADER_NBYTES
+) -> Checkpoint:
+    """Open a checkpoint and validate all of it; no tensor is read.
+
+    Args:
+        url: a safetensors file, an index (``*.index.json``) or a folder: a URL of a file system of XDS, a path, or
+            ``file://``.
+        strict: refuse tensors that a shard has and the index does not name.
+        max_header_nbytes: the longest header accepted, bytes of JSON per file.
+
+    Raises:
+        UrlError: a URL of a file system that is not one of ours.
+        CheckpointError: anything in the files that is not valid; names file, tensor and both numbers.
+        TruncatedError: a file that is shorter than its header says.
+        OSError: not found, no permission, and so on, as Python's own classes.
+    """
+    backend, path = _locate(url)
+    sources = index.find(backend, path)
+    with contextlib.ExitStack() as stack:
+        handles: list[Handle] = []
+        for file in sources.files:
+            handle = backend.open(file)
+            stack.callback(handle.close)
+            handles.append(handle)
+        headers = _read_headers(handles, max_header_nbytes)
+        table = selection.build(headers, index.check_shards(sources, headers, strict=strict))
+        metadata: dict[str, str] = {}
+        for header in reversed(headers):
+            metadata.update(header.metadata)
+        stack.pop_all()
+        return Checkpoint(backend, handles, table, metadata)
+
+
+def _read_headers(handles: list[Handle], max_header_nbytes: int) -> list[Header]:
+    def read(handle: Handle) -> Header:
+        return read_header(handle, max_header_nbytes=max_header_nbytes)
+
+    if len(handles) == 1:
+        return [read(handles[0])]
+    with ThreadPoolExecutor(min(_HEADER_THREADS, len(handles)), "xds-header") as pool:
+        futures = [pool.submit(read, handle) for handle in handles]
+        # The first file in order is blamed, whichever thread was faster.
+        return [future.result() for future in futures]
+
+
+def _locate(url: str | os.PathLike[str]) -> tuple[Backend, str]:
+    """Return the backend of a URL and the path in it. Plain paths and ``file://`` are read through ``xds://``."""
+    import fsspec
+
+    text = os.fspath(url)
+    if not isinstance(text, str):
+        raise UrlError(f"a URL must be str or a path of str, not {type(text).__name__}")
+    for local in ("file://", "local://"):
+        if text.startswith(local):
+            text = text[len(local) :]
+            break
+    if "://" not in text and "::" not in text:
+        text = f"xds://{os.path.abspath(os.path.expanduser(text))}"  # noqa: PTH100, PTH111 (text, nothing is resolved)
+    fs, path = fsspec.url_to_fs(text)
+    backend = getattr(fs, "backend", None)
+    if backend is None:
+        raise UrlError(
+            f"{url}: {type(fs).__name__} reads no checkpoints into arrays; "
+            "use xds:///path for files of this machine, or copy the file to it first"
+        )
+    return backend, path
+
+
+def load(
+    url: str | os.PathLike[str],
+    *,
+    device: Device = None,
+    framework: str | None = None,
+    require: Mapping[str, str] | None = None,
+    names: Names = None,
+    strict: bool = True,
+    max_header_nbytes: int = MAX_HEADER_NBYTES,
+    progress: Progress | None = None,
+    timeout_s: float = 60.0,
+) -> LoadResult:
+    """Load a checkpoint into arrays: validate all of it, then move its bytes, then return name to array.
+
+    Each array begins at a multiple of 256 bytes and belongs to the caller. Types that the framework lacks come as
+    1-d uint8 arrays of the stored bytes (``LoadResult.raw``), never silently as another type.
+
+    Args:
+        url: as in :func:`open_checkpoint`.
+        device: ``None`` (a GPU if there is one, else the host), ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or an ordinal.
+        framework: ``"numpy"``, ``"cupy"``, ``"torch"``, ``"jax"``; ``None``: on a GPU torch if it is imported, else
+            CuPy; on the host NumPy.
+        require: ``{"posting": ..., "placement": ...}`` raises instead of moving the bytes another way.
+        names: the tensors wanted: an iterable of names, or a function of the name; ``None`` for all.
+        strict: as in :func:`open_checkpoint`.
+        max_header_nbytes: as in :func:`open_checkpoint`.
+        progress: called with (bytes landed, bytes in all), in the calling thread.
+        timeout_s: the longest time without any progress, seconds.
+
+    Raises:
+        CheckpointError: as in :func:`open_checkpoint`; TensorNotFoundError (a KeyError) for a name that is not there.
+        FileChangedError: a file moved while it was read.
+        ShortReadError: a file ended early.
+        DeviceMemoryError: not enough GPU memory; MemoryError: not enough host memory. Both name the need.
+        RequirementError: ``require`` cannot be met.
+        ReadTimeoutError: no byte arrived for ``timeout_s``.
+        ArrayError: the framework would make another type of a tensor.
+    """
+    with open_checkpoint(url, strict=strict, max_header_nbytes=max_header_nbytes) as checkpoint:
+        return checkpoint.load(
+            names, device=device, framework=framework, require=require, progress=progress, timeout_s=timeout_s
+        )

@@ -1,0 +1,100 @@
+"""Which device and which framework a load means. Layer: interop; imports no framework that is not imported already."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import sys
+from typing import Any
+
+from xds.errors import DeviceError, UrlError
+
+FRAMEWORKS = ("numpy", "cupy", "torch", "jax")
+
+
+@functools.cache
+def gpu_count() -> int:
+    """Return how many CUDA devices the driver shows; 0 without a driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def resolve(device: object, framework: str | None) -> tuple[int | None, str]:
+    """Return (CUDA ordinal or ``None`` for host memory, framework name).
+
+    Args:
+        device: ``None`` (a GPU if there is one, else the host), ``"cpu"``, ``"cuda"``, ``"cuda:N"``, an ordinal, or
+            anything whose ``str`` is one of these (``torch.device``).
+        framework: ``None`` (GPU: torch if it is imported, else CuPy; host: NumPy) or one of :data:`FRAMEWORKS`.
+
+    Raises:
+        UrlError: a device or framework that is none, or that do not go together.
+        DeviceError: a CUDA device that is not there.
+    """
+    if framework is not None and framework not in FRAMEWORKS:
+        raise UrlError(f"framework={framework!r} is none of {', '.join(FRAMEWORKS)}")
+    ordinal = _ordinal(device, framework)
+    if framework is None:
+        framework = _default_framework(ordinal)
+    if ordinal is None and framework == "cupy":
+        raise UrlError("CuPy arrays live in GPU memory: device='cpu' needs framework 'numpy', 'torch' or 'jax'")
+    if ordinal is not None and framework == "numpy":
+        raise UrlError("NumPy arrays live in host memory: a CUDA device needs framework 'cupy', 'torch' or 'jax'")
+    return ordinal, framework
+
+
+def _ordinal(device: object, framework: str | None) -> int | None:
+    if device is None:
+        if framework == "numpy" or gpu_count() == 0:
+            return None
+        return _current()
+    if isinstance(device, bool):
+        raise UrlError(f"device={device!r} is no device; expected None, 'cpu', 'cuda', 'cuda:N' or an ordinal")
+    text = f"cuda:{device}" if isinstance(device, int) else str(device)
+    if text == "cpu":
+        return None
+    kind, colon, index = text.partition(":")
+    if kind != "cuda" or (colon and not (index.isascii() and index.isdigit())):
+        raise UrlError(f"device={device!r} is no device; expected None, 'cpu', 'cuda', 'cuda:N' or an ordinal")
+    count = gpu_count()
+    if count == 0:
+        raise DeviceError(
+            f"device={device!r}: no CUDA GPU on this machine (or no driver); device='cpu' loads into host memory"
+        )
+    ordinal = int(index) if colon else _current()
+    if ordinal >= count:
+        raise DeviceError(f"device={device!r}: the driver shows {count} CUDA devices, 0 to {count - 1}")
+    return ordinal
+
+
+def _torch_cuda() -> Any:
+    torch: Any = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_available() else None
+
+
+def _current() -> int:
+    torch = _torch_cuda()
+    if torch is not None:
+        return int(torch.cuda.current_device())
+    cupy: Any = sys.modules.get("cupy")
+    return int(cupy.cuda.runtime.getDevice()) if cupy is not None else 0
+
+
+def _default_framework(ordinal: int | None) -> str:
+    if ordinal is None:
+        return "numpy"
+    if _torch_cuda() is not None:
+        return "torch"
+    if importlib.util.find_spec("cupy") is None:
+        raise DeviceError(
+            "there is a CUDA GPU, but no CuPy to make arrays in its memory: install the extra cuda12 or cuda13 of "
+            "xpu-direct-storage, or import torch before, or pass framework='torch', or device='cpu'"
+        )
+    return "cupy"

@@ -1,0 +1,69 @@
+"""torch tensors in host or GPU memory. Layer: interop; the only module that imports torch.
+
+Each tensor has a storage of its own size inside the block, so that saving one tensor writes that tensor alone and
+code that finds shared weights by their storage sees none.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from xds.errors import DeviceMemoryError
+from xds.interop import host
+from xds.interop.base import Block, Framework
+from xds.interop.dtypes import ML_DTYPES, NUMPY, packed_nbytes
+
+
+class TorchFramework(Framework):
+    """See :class:`~xds.interop.base.Framework`.
+
+    F4 comes as ``torch.float4_e2m1fn_x2`` (two values an element: the last dimension is halved) where this torch has
+    it and the last dimension is even, else raw.
+    """
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        self._torch = importlib.import_module("torch")
+        self._dtype = functools.cache(self._find_dtype)
+
+    def _find_dtype(self, dtype: str) -> Any:
+        if dtype == "F4":
+            return getattr(self._torch, "float4_e2m1fn_x2", None)
+        name = NUMPY.get(dtype) or ML_DTYPES.get(dtype)
+        return None if name is None else getattr(self._torch, name, None)
+
+    def is_raw(self, dtype: str) -> bool:
+        """See the base class."""
+        return self._dtype(dtype) is None
+
+    def empty_block(self, nbytes: int, device: int | None) -> Block:
+        """See the base class."""
+        torch = self._torch
+        if device is None:
+            memory, address = host.allocate(nbytes)
+            return Block(address, nbytes, None, torch.frombuffer(memory, dtype=torch.uint8))
+        try:
+            tensor = torch.empty(max(nbytes, 1), dtype=torch.uint8, device=torch.device("cuda", device))
+        except torch.cuda.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(device)
+            raise DeviceMemoryError(
+                f"CUDA device {device}: a block of {nbytes} bytes does not fit: {free} of {total} bytes are free"
+            ) from error
+        return Block(tensor.data_ptr(), nbytes, torch.cuda.current_stream(device).cuda_stream, tensor, device)
+
+    def view(self, block: Block, offset: int, dtype: str, shape: tuple[int, ...]) -> Any:
+        """See the base class."""
+        torch, base, nbytes = self._torch, block.keepalive, packed_nbytes(dtype, shape)
+        torch_type = self._dtype(dtype)
+        if dtype == "F4" and torch_type is not None:
+            if shape[-1] % 2 == 0:
+                shape = (*shape[:-1], shape[-1] // 2)
+            else:
+                torch_type = None
+        if torch_type is None:
+            torch_type, shape = torch.uint8, (nbytes,)
+        storage = base.untyped_storage()[offset : offset + nbytes]
+        return torch.empty(0, dtype=torch_type, device=base.device).set_(storage, 0, shape)
