@@ -1,64 +1,450 @@
-"""Thin host-only mover. Layer: engine."""
+"""Moves segments of files into arrays with the native mover: threads, a small pinned ring, the copy engine.
+
+Layer: engine; above ``xds.native``, below the backends. One mover a process, made when first needed.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import os
+import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from xds.errors import ShortReadError
-from xds.plan import Segments
+from xds.engine import cuda
+from xds.engine.settings import METHODS, settings
+from xds.errors import (
+    ArrayError,
+    CancelledError,
+    DeviceError,
+    DeviceMemoryError,
+    ForkedProcessError,
+    ReadTimeoutError,
+    ShortReadError,
+    XdsError,
+)
+from xds.native import function
+from xds.plan import SEGMENT, Segments
 from xds.report import TOTALS, ReadReport
+
+_OK, _PENDING, _SYSTEM, _SHORT_READ, _CUDA, _CANCELED, _END = range(7)
+_CUDA_ERROR_OUT_OF_MEMORY = 2
+_CUDA_ERROR_NOT_INITIALIZED = 3
+
+# Between two looks of the waiting thread: a signal (Ctrl-C) is seen this soon.
+_SLICE_NS = 100_000_000
+# How long a failed or cancelled transfer may take to come to rest before its arrays are set aside.
+_DRAIN_S = 5.0
+
+_NOTES = {
+    1: "io_uring is not allowed here: threads with O_DIRECT instead",
+    2: "the file system refused O_DIRECT: read through the page cache",
+    4: "network file system: read through the page cache, wide",
+    8: "the file system cannot say what is in the page cache (RWF_NOWAIT refused)",
+    16: "cold file, and reading through the page cache measured faster than O_DIRECT",
+    32: "io_uring without registered buffers (memlock limit)",
+}
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in ("threads", "cpu_threads", "slots", "chunk", "forbid", "reserved")]
+
+
+class _Failure(ctypes.Structure):
+    _fields_ = [
+        ("status", ctypes.c_int32),
+        ("code", ctypes.c_int32),
+        ("file", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("offset", ctypes.c_uint64),
+        ("nbytes", ctypes.c_uint64),
+        ("text", ctypes.c_char * 256),
+    ]
+
+
+class _Counters(ctypes.Structure):
+    _fields_ = [
+        ("landed_nbytes", ctypes.c_uint64),
+        ("method_nbytes", ctypes.c_uint64 * len(METHODS)),
+        *[
+            (name, ctypes.c_uint64)
+            for name in (
+                "commands",
+                "retries",
+                "samples",
+                "samples_resident",
+                "read_ns",
+                "copy_ns",
+                "setup_ns",
+                "threads",
+                "pinned_nbytes",
+                "notes",
+            )
+        ],
+    ]
+
+
+class _Native:
+    """The C functions, bound once."""
+
+    def __init__(self) -> None:
+        pointer, u64, i64, i32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int32
+        self.mover_create = function("xds_mover_create", pointer, ctypes.POINTER(_Config))
+        self.mover_destroy = function("xds_mover_destroy", None, pointer)
+        self.mover_pinned_nbytes = function("xds_mover_pinned_nbytes", u64, pointer)
+        self.job_create = function("xds_job_create", pointer, pointer, pointer, ctypes.c_uint32, i32)
+        self.job_add = function("xds_job_add", i64, pointer, pointer, u64, i32, u64, ctypes.POINTER(i32))
+        self.job_seal = function("xds_job_seal", None, pointer)
+        self.job_wait = function("xds_job_wait", i32, pointer, i64)
+        self.job_next_ready = function("xds_job_next_ready", i32, pointer, i64, ctypes.POINTER(u64))
+        self.job_cancel = function("xds_job_cancel", None, pointer)
+        self.job_drained = function("xds_job_drained", i32, pointer)
+        self.job_failure = function("xds_job_failure", None, pointer, ctypes.POINTER(_Failure))
+        self.job_counters = function("xds_job_counters", None, pointer, ctypes.POINTER(_Counters))
+        self.job_free = function("xds_job_free", None, pointer)
+
+
+class _Process:
+    """The mover of this process. A forked child starts without one: the parent's threads are not there."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.native: _Native | None = None
+        self.mover: int | None = None
+        self.used_cuda = False
+        self.inherited_cuda = False
+        #: Transfers that would not come to rest: held with their arrays until they do.
+        self.abandoned: set[MoverTransfer] = set()
+
+    def after_fork(self) -> None:
+        """Forget what belongs to the parent; nothing is freed, its owner lives on there."""
+        self.lock = threading.Lock()
+        self.mover = None
+        self.inherited_cuda = self.inherited_cuda or self.used_cuda
+        self.abandoned = set()
+
+    def get(self) -> tuple[_Native, int]:
+        with self.lock:
+            if self.native is None:
+                self.native = _Native()
+            if self.mover is None:
+                wanted = settings()
+                config = _Config(
+                    wanted.threads,
+                    wanted.cpu_threads,
+                    wanted.slots,
+                    wanted.chunk_nbytes,
+                    sum(1 << METHODS.index(name) for name in wanted.forbid),
+                    0,
+                )
+                self.mover = self.native.mover_create(ctypes.byref(config))
+                if not self.mover:
+                    self.mover = None
+                    raise ValueError(f"the mover refused {wanted}")
+            return self.native, self.mover
+
+    def close(self) -> None:
+        with self.lock:
+            mover, self.mover = self.mover, None
+        if mover is not None and self.native is not None:
+            self.native.mover_destroy(mover)
+
+    def pinned_nbytes(self) -> int:
+        with self.lock:
+            if self.mover is None or self.native is None:
+                return 0
+            return int(self.native.mover_pinned_nbytes(self.mover))
+
+
+_PROCESS = _Process()
+os.register_at_fork(after_in_child=_PROCESS.after_fork)
+
+
+def close() -> None:
+    """Cancel what runs, end the threads, free the ring. A later read makes a new one; a second call does nothing."""
+    _PROCESS.close()
+
+
+# Before the interpreter goes: threads of the mover must not meet a driver that is being torn down.
+atexit.register(close)
+
+
+def pinned_nbytes() -> int:
+    """Return the bytes of pinned memory this process holds for staging."""
+    return _PROCESS.pinned_nbytes()
 
 
 class MoverTransfer:
-    """See :class:`xds.backend.Transfer`."""
+    """Segments of open files on their way into arrays of one device; see :class:`xds.backend.Transfer`.
+
+    Args:
+        fds: open descriptors, one a file; they stay the caller's and open until the transfer has drained.
+        paths: their names, for messages.
+        device: CUDA ordinal, or ``None`` for host arrays.
+        timeout_s: seconds without a byte landing after which the transfer fails.
+        keepalive: held until the transfer has drained.
+
+    Raises:
+        ForkedProcessError: GPU work in a child forked after the parent used the GPU.
+        DeviceError: no usable CUDA driver or device.
+    """
 
     def __init__(
-        self, fds: Sequence[int], paths: Sequence[str], *, device: int | None = None, timeout_s: float = 60.0
+        self,
+        fds: Sequence[int],
+        paths: Sequence[str],
+        *,
+        device: int | None = None,
+        timeout_s: float = 60.0,
+        keepalive: object = None,
     ) -> None:
-        assert device is None
-        self._fds, self._paths, self._batches, self._given = fds, paths, 0, 0
-        self._nbytes = 0
+        if device is not None:
+            self._check_device(device)
+        self._native, mover = _PROCESS.get()
+        self._paths = tuple(paths)
+        self._device = device
+        self._timeout_s = timeout_s
+        self._keepalive: list[object] = [keepalive]
+        self._pid = os.getpid()
         self._begin = time.perf_counter()
+        self._counted = False
+        self._report: ReadReport | None = None
+        array = (ctypes.c_int32 * len(fds))(*fds)
+        self._job: int | None = self._native.job_create(mover, array, len(fds), -1 if device is None else device)
+        if self._job is None:
+            raise DeviceError(f"CUDA device {device} cannot be used: {cuda.device_count()[1]}")
+
+    @staticmethod
+    def _check_device(device: int) -> None:
+        if _PROCESS.inherited_cuda:
+            raise ForkedProcessError(
+                "this process was forked after its parent used the GPU, and CUDA does not survive a fork; "
+                "start workers with the spawn or forkserver method, or read into host arrays here"
+            )
+        count, reason = cuda.device_count()
+        if not 0 <= device < count:
+            raise DeviceError(
+                f"CUDA device {device} does not exist: {count} usable" + (f" ({reason})" if reason else "")
+            )
+        _PROCESS.used_cuda = True
 
     def add(self, segments: Segments, *, stream: int | None = None, keepalive: object = None) -> int:
-        for offset, nbytes, address, file, _ in segments.tolist():
-            view = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else memoryview(b"")
-            got = 0
-            while got < nbytes:
-                n = os.preadv(self._fds[file], [view[got:]], offset + got)
-                if n == 0:
-                    raise ShortReadError(f"{self._paths[file]}: ended at {offset + got}")
-                got += n
-            self._nbytes += nbytes
-        self._batches += 1
-        return self._batches - 1
+        """Start to move a batch; see :meth:`xds.backend.Transfer.add`.
+
+        Args:
+            segments: contiguous records of :data:`xds.plan.SEGMENT`; ``file`` indexes the transfer's files.
+            stream: CUDA stream handle; ``None``: the destinations are free already.
+            keepalive: held until the transfer has drained.
+
+        Raises:
+            ArrayError: the first destination is not memory of the transfer's device.
+            ValueError: a file index or an offset that cannot be.
+        """
+        job = self._own_job()
+        segments = self._checked(segments)
+        self._keepalive.append(keepalive)
+        code = ctypes.c_int32()
+        ordered = self._device is not None and stream is not None
+        batch = self._native.job_add(
+            job, segments.ctypes.data, len(segments), int(ordered), stream or 0, ctypes.byref(code)
+        )
+        if batch >= 0:
+            return int(batch)
+        if -batch == _SYSTEM:
+            raise ValueError(f"segments name a file or an offset that cannot be ({len(self._paths)} files)")
+        if -batch == _CUDA:
+            raise DeviceError(f"CUDA device {self._device}: the event on stream {stream} failed with {code.value}")
+        raise self._failure()
+
+    def _checked(self, segments: Segments) -> Segments:
+        if segments.dtype != SEGMENT or not segments.flags.c_contiguous or segments.ndim != 1:
+            raise ValueError(f"segments must be a contiguous vector of {SEGMENT}, not {segments.dtype}")
+        if self._device is not None and len(segments):
+            address = int(segments["destination"][0])
+            known = cuda.pointer(address)
+            if known is None or known.device != self._device or known.managed:
+                what = "host memory" if known is None or known.device is None else f"memory of device {known.device}"
+                what = "managed memory" if known is not None and known.managed else what
+                raise ArrayError(f"destination {address:#x} is {what}, expected memory of CUDA device {self._device}")
+        return segments
+
+    def _own_job(self) -> int:
+        if self._pid != os.getpid():
+            raise ForkedProcessError("this transfer was begun by the parent process; begin a new one here")
+        if self._job is None:
+            raise CancelledError("this transfer is over")
+        return self._job
 
     def seal(self) -> None:
-        pass
+        """Say that no more batches come."""
+        if self._job is not None:
+            self._native.job_seal(self._own_job())
+
+    def _await(self, call: Any) -> int:
+        """Call until the answer is not "pending", or nothing has landed for the time allowed."""
+        landed, since = -1, time.monotonic()
+        while True:
+            # A first, short look: most small reads are over before a signal could matter.
+            status = int(call(_SLICE_NS))
+            if status != _PENDING:
+                return status
+            now = time.monotonic()
+            progress = self.landed_nbytes
+            if progress != landed:
+                landed, since = progress, now
+            elif now - since >= self._timeout_s:
+                raise self._timed_out(landed)
+
+    def _timed_out(self, landed: int) -> ReadTimeoutError:
+        drained = self._stop()
+        held = "" if drained else "; a request still hangs in the kernel, so its arrays stay allocated until it returns"
+        return ReadTimeoutError(
+            f"{', '.join(self._paths[:3])}: no byte arrived for {self._timeout_s} s ({landed} bytes had){held}; "
+            "see whether the storage answers, or pass a larger timeout_s"
+        )
 
     def next_ready(self) -> int | None:
-        if self._given == self._batches:
-            return None
-        self._given += 1
-        return self._given - 1
+        """Wait for a batch; see :meth:`xds.backend.Transfer.next_ready`."""
+        job = self._own_job()
+        batch = ctypes.c_uint64()
+        with self._cancel_on_error():
+            status = self._await(lambda timeout_ns: self._native.job_next_ready(job, timeout_ns, ctypes.byref(batch)))
+            if status == _OK:
+                return batch.value
+            if status == _END:
+                return None
+            raise self._failure()
 
     def wait(self) -> ReadReport:
-        n = self._nbytes
-        report = ReadReport(n, {"host": n}, {"mapped": n}, {"pread": n}, seconds={"total": time.perf_counter() - self._begin})
-        TOTALS.add(report)
-        return report
+        """Seal, wait for all, return the report; see :meth:`xds.backend.Transfer.wait`."""
+        if self._report is not None:
+            return self._report
+        job = self._own_job()
+        with self._cancel_on_error():
+            self._native.job_seal(job)
+            status = self._await(lambda timeout_ns: self._native.job_wait(job, timeout_ns))
+            if status != _OK:
+                raise self._failure()
+        self._report = self._make_report(time.perf_counter() - self._begin)
+        self._release()
+        TOTALS.add(self._report)
+        return self._report
 
     def done(self) -> bool:
-        return True
+        """Whether everything has landed or failed; never blocks."""
+        return self._job is None or bool(self._native.job_drained(self._own_job()))
 
     def cancel(self) -> None:
-        pass
+        """Stop and drain; see :meth:`xds.backend.Transfer.cancel`."""
+        if self._job is not None and self._pid == os.getpid():
+            self._stop()
+
+    @property
+    def landed_nbytes(self) -> int:
+        """Bytes that have arrived so far."""
+        return self._counters().landed_nbytes if self._job is not None else self._report.nbytes if self._report else 0
+
+    @contextlib.contextmanager
+    def _cancel_on_error(self) -> Any:
+        try:
+            yield
+        except BaseException:
+            # Ctrl-C lands here too: no byte is written into an array after its owner was told of the end.
+            self.cancel()
+            raise
+
+    def _stop(self) -> bool:
+        """Cancel and wait for what is in flight; return whether it came to rest in time."""
+        job = self._own_job()
+        self._native.job_cancel(job)
+        deadline = time.monotonic() + _DRAIN_S
+        while not (drained := bool(self._native.job_drained(job))) and time.monotonic() < deadline:
+            self._native.job_wait(job, 50_000_000)
+        if not self._counted:
+            self._counted = True
+            TOTALS.add_error()
+        if drained:
+            self._release()
+        else:
+            _PROCESS.abandoned.add(self)
+        return drained
+
+    def _release(self) -> None:
+        job, self._job = self._job, None
+        self._keepalive.clear()
+        if job is not None:
+            self._native.job_free(job)
+        for other in [t for t in _PROCESS.abandoned if t is not self and t.done()]:
+            _PROCESS.abandoned.discard(other)
+            other._release()
+
+    def _counters(self) -> _Counters:
+        counters = _Counters()
+        self._native.job_counters(self._own_job(), ctypes.byref(counters))
+        return counters
+
+    def _failure(self) -> XdsError:
+        failure = _Failure()
+        self._native.job_failure(self._own_job(), ctypes.byref(failure))
+        path = self._paths[failure.file] if failure.file < len(self._paths) else ""
+        where = f"{path}: {failure.nbytes} bytes at offset {failure.offset}"
+        if failure.status == _SYSTEM:
+            return XdsError(
+                f"{where}: read failed: {os.strerror(failure.code)}", errno=failure.code, filename=path
+            )
+        if failure.status == _SHORT_READ:
+            return ShortReadError(
+                f"{where} are missing: the file ended at {failure.offset}; it was longer when it was opened",
+                filename=path,
+            )
+        if failure.status == _CUDA:
+            text = f"CUDA device {self._device}: {failure.text.decode(errors='replace')}"
+            if failure.code == _CUDA_ERROR_OUT_OF_MEMORY:
+                return DeviceMemoryError(f"{text}; the staging ring needs {settings().ring_nbytes} bytes of memory")
+            if failure.code == _CUDA_ERROR_NOT_INITIALIZED:
+                return ForkedProcessError(f"{text}; was this process forked after its parent used the GPU?")
+            return DeviceError(text)
+        return CancelledError(f"{', '.join(self._paths[:3])}: the read was cancelled; what its arrays hold is undefined")
+
+    def _make_report(self, seconds: float) -> ReadReport:
+        counters = self._counters()
+        nbytes = counters.landed_nbytes
+        method = {name: value for name, value in zip(METHODS, counters.method_nbytes, strict=True) if value}
+        real_dma = method.get("cufile", 0)
+        placement = "mapped" if self._device is None else "copy"
+        placements = {placement: nbytes - real_dma, "dma": real_dma}
+        return ReadReport(
+            nbytes=nbytes,
+            posting={"host": nbytes},
+            placement={name: value for name, value in placements.items() if value or name == placement},
+            method=method,
+            resident=counters.samples_resident / counters.samples if counters.samples else None,
+            engine="mover",
+            device=self._device,
+            commands=counters.commands,
+            retries=counters.retries,
+            threads=counters.threads,
+            pinned_nbytes=counters.pinned_nbytes,
+            seconds={
+                "total": seconds,
+                "read_threads": counters.read_ns / 1e9,
+                "copy_threads": counters.copy_ns / 1e9,
+                "setup_threads": counters.setup_ns / 1e9,
+            },
+            notes=tuple(text for bit, text in _NOTES.items() if counters.notes & bit),
+        )
 
     def __enter__(self) -> MoverTransfer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        pass
+        self.cancel()
+
+    def __del__(self) -> None:
+        # Arrays must outlive what still writes them, also where the caller just let go.
+        if getattr(self, "_job", None) is not None:
+            with contextlib.suppress(Exception):
+                self.cancel()

@@ -1,0 +1,66 @@
+"""What the native core knows of the CUDA driver: devices, memory, pointers. Layer: engine; no CuPy, no torch."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from xds.errors import DeviceError
+from xds.native import function
+
+_CU_MEMORYTYPE_DEVICE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """What an address is: the device that owns it, or ``None`` for host memory, and whether it is managed."""
+
+    device: int | None
+    managed: bool
+
+
+def device_count() -> tuple[int, str]:
+    """Return the number of usable CUDA devices, and why there is none."""
+    text = ctypes.create_string_buffer(256)
+    count = function("xds_cuda_device_count", ctypes.c_int32, ctypes.c_char_p, ctypes.c_size_t)(text, len(text))
+    return count, text.value.decode(errors="replace")
+
+
+def device_name(device: int) -> tuple[str, int]:
+    """Return a device's name and the driver's CUDA version (1000 * major + 10 * minor)."""
+    name = ctypes.create_string_buffer(256)
+    version = ctypes.c_int32()
+    call = function(
+        "xds_cuda_device_name",
+        ctypes.c_int32,
+        ctypes.c_int32,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.POINTER(ctypes.c_int32),
+    )
+    code = call(device, name, len(name), ctypes.byref(version))
+    if code:
+        raise DeviceError(f"CUDA device {device}: the driver answered error {code}")
+    return name.value.decode(errors="replace"), version.value
+
+
+def memory(device: int) -> tuple[int, int]:
+    """Return free and total bytes of a device's memory."""
+    free, total = ctypes.c_uint64(), ctypes.c_uint64()
+    pointer = ctypes.POINTER(ctypes.c_uint64)
+    code = function("xds_cuda_memory", ctypes.c_int32, ctypes.c_int32, pointer, pointer)(
+        device, ctypes.byref(free), ctypes.byref(total)
+    )
+    if code:
+        raise DeviceError(f"CUDA device {device}: cuMemGetInfo answered error {code}")
+    return free.value, total.value
+
+
+def pointer(address: int) -> Pointer | None:
+    """Return what the driver knows of an address; ``None`` where it knows nothing (ordinary host memory)."""
+    device, kind, managed = ctypes.c_int32(), ctypes.c_int32(), ctypes.c_int32()
+    ints = ctypes.POINTER(ctypes.c_int32)
+    call = function("xds_cuda_pointer", ctypes.c_int32, ctypes.c_uint64, ints, ints, ints)
+    if call(address, ctypes.byref(device), ctypes.byref(kind), ctypes.byref(managed)):
+        return None
+    return Pointer(device.value if kind.value == _CU_MEMORYTYPE_DEVICE else None, bool(managed.value))
