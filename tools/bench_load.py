@@ -229,6 +229,13 @@ class Run:
             )  # fmt: skip
             made = sum(path.stat().st_size for path in paths)
             self.say(f"{case.name}: made {made / GIB:.2f} GiB in {time.monotonic() - begin:.1f} s")
+        if case.cache != "memory":
+            try:
+                residency.resident_share(paths[0])
+            except OSError as error:
+                kind = machine.file_system(folder)["type"]
+                self.fail_case(case, f"{kind} cannot say what is cached (RWF_NOWAIT: {error}); give another --disk-dir")
+                return
         if isinstance(probe, Path):
             self.measure_reads(case, paths, probe)
         entry: dict[str, Any] = {
