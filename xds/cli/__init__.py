@@ -103,12 +103,8 @@ def _describe(error: BaseException) -> str:
 def _silence_stdout() -> None:
     """Point standard output at nothing, so that the flush at exit does not complain about a closed pipe."""
     null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass
-    finally:
-        os.close(null)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -118,14 +114,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         result = typer.main.get_command(application()).main(given, prog_name="xds", standalone_mode=False)
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         typer.echo("xds: interrupted", err=True)
         return EXIT_INTERRUPTED
-    except typer.Abort:
-        typer.echo("xds: interrupted", err=True)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has had enough: that is no error.
+    except (BrokenPipeError, SystemExit) as error:
+        # typer makes a SystemExit of a closed pipe. That the reader (`| head`) has had enough is no error.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         _silence_stdout()
         return EXIT_OK
     except Exception as error:
@@ -138,7 +133,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         else:
             typer.echo(f"xds: error: {_describe(error)}", err=True)
         return EXIT_ERROR
-    return result if isinstance(result, int) and not isinstance(result, bool) else EXIT_OK
+    code = result if isinstance(result, int) and not isinstance(result, bool) else EXIT_OK
+    if code == EXIT_INTERRUPTED:
+        typer.echo("xds: interrupted", err=True)
+    return code
 
 
 def main() -> None:

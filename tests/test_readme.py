@@ -1,0 +1,79 @@
+"""Runs the Python blocks of the README and the guides as they stand, and checks the links."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xds
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: The folder that the pages read from.
+DATA = "/data/"
+
+
+def write_checkpoint(path, tensors):
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, array in tensors.items():
+        begin = len(data)
+        data += array.tobytes()
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [begin, len(data)]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+@pytest.fixture
+def data(tmp_path):
+    tensors = {
+        "embedding": np.arange(64 * 32, dtype=np.float32).reshape(64, 32),
+        "layers.0.weight": np.ones((32, 32), dtype=np.float32),
+        "layers.0.bias": np.zeros(32, dtype=np.float32),
+    }
+    write_checkpoint(tmp_path / "model.safetensors", tensors)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "broken.safetensors").write_bytes(whole[: len(whole) // 2])
+    return tmp_path
+
+
+def pages_with_code():
+    return [page for page in PAGES if BLOCK.search((ROOT / page).read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", pages_with_code())
+def test_the_code_of_a_page_runs_as_it_stands(page, data, monkeypatch):
+    monkeypatch.chdir(data)
+    blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    names = {"xds": xds}
+    if page in ("README.md", "docs/quickstart.md"):
+        names = {}
+    for number, block in enumerate(blocks):
+        code = compile(
+            block.replace(DATA, f"{data}/").replace('"/data"', f'"{data}"'), f"{page}, block {number}", "exec"
+        )
+        exec(code, names)
+    assert names, page
+
+
+def test_the_readme_has_the_first_three_things_to_do():
+    assert len(BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))) >= 3
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = [target for target in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in target]
+    missing = [target for target in targets if not ((ROOT / page).parent / target).exists()]
+    assert missing == []
+
+
+def test_the_demo_and_the_tests_named_in_the_readme_can_be_run():
+    for name in ("demo", "test", "build-wheel"):
+        assert (ROOT / "tools" / name).stat().st_mode & 0o111, name
