@@ -21,6 +21,9 @@ from xds.report import TOTALS, ReadReport
 #: Host reads of fewer bytes are done by the calling thread: a transfer's threads would cost more than they bring.
 TRANSFER_NBYTES = 1 << 20
 
+#: Up to here a second copy is cheaper than the two calls that avoid it.
+_COPY_NBYTES = 16 << 10
+
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
 _new_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
@@ -74,14 +77,23 @@ def read_bytes(backend: Backend, handle: Handle, start: int, end: int) -> tuple[
         report = transfer_one(backend, handle, Destination(address, nbytes, None, None, data), start, nbytes)
         return data, report
     begin = time.perf_counter()
-    buffer = bytearray(nbytes)
+    if nbytes < _COPY_NBYTES:
+        buffer = bytearray(nbytes)
+        _read_checked(handle, memoryview(buffer), start)
+        data = bytes(buffer)
+    else:
+        data, address = empty_bytes(nbytes)
+        _read_checked(handle, _view_of_memory(address, nbytes, _WRITABLE), start)
+    return data, small_report(nbytes, begin)
+
+
+def _read_checked(handle: Handle, view: memoryview, offset: int) -> None:
     try:
-        read_small(handle, memoryview(buffer), start)
+        read_small(handle, view, offset)
         handle.check_unchanged()
     except OSError:
         TOTALS.add_error()
         raise
-    return bytes(buffer), small_report(nbytes, begin)
 
 
 def read_into(
@@ -97,12 +109,7 @@ def read_into(
     """Read ``nbytes`` at ``offset`` (resolved: within the file) into the first bytes of ``target``."""
     if is_small(target, nbytes) and not require:
         begin = time.perf_counter()
-        try:
-            read_small(handle, host_view(target, nbytes), offset)
-            handle.check_unchanged()
-        except OSError:
-            TOTALS.add_error()
-            raise
+        _read_checked(handle, host_view(target, nbytes), offset)
         return small_report(nbytes, begin)
     return transfer_one(backend, handle, target, offset, nbytes, require=require, timeout_s=timeout_s)
 
