@@ -110,7 +110,9 @@ def test_a_shard_that_is_missing(sharded):
 
 
 def test_a_tensor_that_its_shard_lacks(sharded):
-    write_index(sharded, {"a": "m-1.safetensors", "b": "m-1.safetensors", "c": "m-2.safetensors", "d": "m-2.safetensors"})
+    write_index(
+        sharded, {"a": "m-1.safetensors", "b": "m-1.safetensors", "c": "m-2.safetensors", "d": "m-2.safetensors"}
+    )
     with pytest.raises(CheckpointError, match=r"m-2\.safetensors.*'d' is here, and it is not"):
         load(sharded, device="cpu")
 
@@ -149,7 +151,7 @@ def test_a_shard_that_is_truncated(sharded):
 )
 def test_a_shard_outside_the_folder(sharded, shard):
     write_index(sharded, {"a": shard})
-    with pytest.raises(CheckpointError, match="'a'.*a file beside the index"):
+    with pytest.raises(CheckpointError, match=r"'a'.*a file beside the index"):
         load(sharded, device="cpu")
 
 

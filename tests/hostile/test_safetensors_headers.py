@@ -185,7 +185,7 @@ def test_nan(refuse):
 
 
 def test_single_quotes(refuse):
-    refuse(raw("{'t': 1}"), "expected a string", 'found \'\'\'')
+    refuse(raw("{'t': 1}"), "expected a string", "found '''")
 
 
 def test_a_million_open_brackets(refuse):
@@ -379,7 +379,9 @@ def test_alias(refuse):
 
 
 def test_many_faults_blame_the_first_tensor_of_the_file(refuse):
-    text = ",".join(f'"{name}": {entry("F32", [9], at, at + 4)}' for name, at in [("z", 8), ("y", 0), ("x", 4), ("w", 0)])
+    text = ",".join(
+        f'"{name}": {entry("F32", [9], at, at + 4)}' for name, at in [("z", 8), ("y", 0), ("x", 4), ("w", 0)]
+    )
     refuse(raw(f"{{{text}}}", b"x" * 12), "tensor 'w'", "needs 36 bytes")
 
 
@@ -419,7 +421,9 @@ def test_long_name_is_shown_short(refuse):
 # --- what is accepted all the same ---
 
 
-@pytest.mark.parametrize("text", ["{}", " {}", "\n\t\r {}", "{}        ", '{"__metadata__":null}', '{"__metadata__":{}}'])
+@pytest.mark.parametrize(
+    "text", ["{}", " {}", "\n\t\r {}", "{}        ", '{"__metadata__":null}', '{"__metadata__":{}}']
+)
 def test_headers_without_tensors(tmp_path, text):
     (tmp_path / "a.safetensors").write_bytes(raw(text))
     with open_checkpoint(tmp_path / "a.safetensors") as checkpoint:
@@ -429,7 +433,8 @@ def test_headers_without_tensors(tmp_path, text):
 
 
 def test_unknown_keys_of_a_tensor(tmp_path):
-    text = '{"t":{"x":[1,{"y":[null,true,-1.5e+3,"\\ud83d\\ude00"]}],"dtype":"U8","shape":[2],"data_offsets":[0,2],"z":{}}}'
+    other = '"x":[1,{"y":[null,true,-1.5e+3,"\\ud83d\\ude00"]}],"z":{}'
+    text = f'{{"t":{{{other},"dtype":"U8","shape":[2],"data_offsets":[0,2]}}}}'
     (tmp_path / "a.safetensors").write_bytes(raw(text, b"\1\2"))
     assert load(tmp_path / "a.safetensors", device="cpu")["t"].tolist() == [1, 2]
 

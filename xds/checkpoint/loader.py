@@ -165,6 +165,7 @@ class Checkpoint:
             if job.framework.early:
                 for item in started:
                     arrays.update(_arrays(job, item))
+            dtypes, raw = _stored_types(job)
             if progress is not None:
                 for nbytes in _landed(transfer, started, job):
                     progress(nbytes, job.nbytes)
@@ -173,15 +174,7 @@ class Checkpoint:
         if not job.framework.early:
             for item in started:
                 arrays.update(_arrays(job, item))
-        codes = job.table.dtype.tolist()
-        raw_codes = {code for code in set(codes) if job.framework.is_raw(DTYPES[code])}
-        return LoadResult(
-            arrays,
-            report=report,
-            dtypes=dict(zip(job.table.names, map(DTYPES.__getitem__, codes), strict=True)),
-            raw=frozenset(n for n, code in zip(job.table.names, codes, strict=True) if code in raw_codes),
-            metadata=self.metadata,
-        )
+        return LoadResult(arrays, report=report, dtypes=dtypes, raw=raw, metadata=self.metadata)
 
     def stream(
         self,
@@ -285,6 +278,17 @@ def _arrays(job: _Job, item: _Started) -> list[tuple[str, Any]]:
             strict=True,
         )
     ]
+
+
+def _stored_types(job: _Job) -> tuple[dict[str, str], frozenset[str]]:
+    """Return the stored type of each tensor, and which of them come raw."""
+    table, is_raw = job.table, job.framework.is_raw
+    dtypes = dict(zip(table.names, map(DTYPES.__getitem__, table.dtype.tolist()), strict=True))
+    # An odd count is the hardest case: a type that is not raw then never is.
+    maybe = [code for code, dtype in enumerate(DTYPES) if is_raw(dtype, (1,))]
+    rows = np.flatnonzero(np.isin(table.dtype, maybe)).tolist()
+    infos = (table.info(row) for row in rows)
+    return dtypes, frozenset(info.name for info in infos if is_raw(info.dtype, info.shape))
 
 
 def _landed(transfer: Transfer, started: list[_Started], job: _Job) -> Iterator[int]:

@@ -35,8 +35,8 @@ class Framework(ABC):
     early: ClassVar[bool] = True
 
     @abstractmethod
-    def is_raw(self, dtype: str) -> bool:
-        """Whether tensors of this stored type come as 1-d uint8 arrays of the stored bytes."""
+    def is_raw(self, dtype: str, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this stored type and shape comes as a 1-d uint8 array of the stored bytes."""
 
     def check(self, dtypes: Iterable[str]) -> None:
         """Raise :class:`~xds.errors.ArrayError` for a type that could only come as another one."""

@@ -35,7 +35,7 @@ class CupyFramework(Framework):
             return None
         return numpy_type
 
-    def is_raw(self, dtype: str) -> bool:
+    def is_raw(self, dtype: str, shape: tuple[int, ...]) -> bool:
         """See the base class."""
         return self._dtype(dtype) is None
 

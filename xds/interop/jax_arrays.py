@@ -32,7 +32,7 @@ class JaxFramework(Framework):
         self._numpy = NumpyFramework()
         self._cupy: Framework | None = None
 
-    def is_raw(self, dtype: str) -> bool:
+    def is_raw(self, dtype: str, shape: tuple[int, ...]) -> bool:
         """See the base class."""
         return numpy_dtype(dtype) is None
 

@@ -29,7 +29,7 @@ class NumpyFramework(Framework):
 
     name = "numpy"
 
-    def is_raw(self, dtype: str) -> bool:
+    def is_raw(self, dtype: str, shape: tuple[int, ...]) -> bool:
         """See the base class."""
         return numpy_dtype(dtype) is None
 

@@ -35,9 +35,10 @@ class TorchFramework(Framework):
         name = NUMPY.get(dtype) or ML_DTYPES.get(dtype)
         return None if name is None else getattr(self._torch, name, None)
 
-    def is_raw(self, dtype: str) -> bool:
+    def is_raw(self, dtype: str, shape: tuple[int, ...]) -> bool:
         """See the base class."""
-        return self._dtype(dtype) is None
+        # A pair of F4 values across two rows is one byte, which no element of a tensor can be.
+        return self._dtype(dtype) is None or (dtype == "F4" and shape[-1] % 2 != 0)
 
     def empty_block(self, nbytes: int, device: int | None) -> Block:
         """See the base class."""
@@ -58,12 +59,10 @@ class TorchFramework(Framework):
         """See the base class."""
         torch, base, nbytes = self._torch, block.keepalive, packed_nbytes(dtype, shape)
         torch_type = self._dtype(dtype)
-        if dtype == "F4" and torch_type is not None:
-            if shape[-1] % 2 == 0:
-                shape = (*shape[:-1], shape[-1] // 2)
+        if torch_type is None or dtype == "F4":
+            if self.is_raw(dtype, shape):
+                torch_type, shape = torch.uint8, (nbytes,)
             else:
-                torch_type = None
-        if torch_type is None:
-            torch_type, shape = torch.uint8, (nbytes,)
+                shape = (*shape[:-1], shape[-1] // 2)
         storage = base.untyped_storage()[offset : offset + nbytes]
         return torch.empty(0, dtype=torch_type, device=base.device).set_(storage, 0, shape)
