@@ -195,14 +195,9 @@ def main() -> int:
     unknown = [name for name in given.stages if name not in STAGES]
     if unknown:
         parser.error(f"no such stage: {', '.join(unknown)}; there are {', '.join(STAGES)}")
-    # A part needs the package installed as well; when it already is, installing it is left to the whole run.
-    installed = (
-        subprocess.run(["pytest", "--version"], env={"PATH": str(BIN)}, capture_output=True, check=False)
-        if (BIN / "pytest").exists()
-        else None
-    )
     names = given.stages or list(STAGES)
-    if given.stages and installed is None and "install" not in names:
+    # A part run on its own installs only if nothing is there yet.
+    if "install" not in names and not (BIN / "pytest").exists():
         names = ["install", *names]
 
     table: list[str] = []
