@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import traceback
+import warnings
 
 import fsspec
 import pytest
@@ -38,28 +40,42 @@ def _threads_end():
     xds.close()
 
 
+def _run_in_child(function) -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 and later warn of forks beside other threads; that these work is what the tests are for.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            function()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.fixture
+def in_child():
+    """Run a function in a forked child; gives its return code (0: it returned)."""
+    return _run_in_child
+
+
 @pytest.fixture
 def as_nobody():
     """Run a function in a forked child as the user nobody; gives its return code (0: it returned)."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
 
     def run(function) -> int:
-        if os.geteuid() != 0:
-            pytest.skip("needs root, to become another user")
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                os.setgroups([])
-                os.setgid(65534)
-                os.setuid(65534)
-                function()
-                code = 0
-            except BaseException:
-                import traceback
+        def child():
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            function()
 
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return _run_in_child(child)
 
     return run

@@ -67,15 +67,19 @@ class StorageFile(io.BufferedIOBase):
         self.loc = 0
         self._handle = self._backend.open(path)
         self.size = self._handle.nbytes
-        self.cache = caches[cache_type](self.blocksize, self._fetch, self.size, **self.cache_options)
-        self._cached = cache_type not in (None, "none")
+        self.cache = caches[cache_type](self.blocksize, self._fetch_range, self.size, **self.cache_options)
+
+    @property
+    def _cached(self) -> bool:
+        # fsspec's blockcache:: puts a cache of its own in place of ours.
+        return type(self.cache) is not caches["none"]
 
     def _open_handle(self) -> Handle:
         if self._handle is None:
             raise ValueError("I/O operation on closed file")
         return self._handle
 
-    def _fetch(self, start: int, end: int) -> bytes:
+    def _fetch_range(self, start: int, end: int) -> bytes:
         """Return bytes ``start`` to ``end`` from the storage, fewer at the end of the file (caches ask beyond it)."""
         handle = self._open_handle()
         end = min(end, self.size)
@@ -117,6 +121,17 @@ class StorageFile(io.BufferedIOBase):
 
     # What Python expects of a file.
 
+    @property
+    def closed(self) -> bool:
+        """Whether the file was closed."""
+        return self._handle is None
+
+    @closed.setter
+    def closed(self, value: bool) -> None:
+        # fsspec's blockcache:: sets it after its close.
+        if value:
+            StorageFile.close(self)
+
     def readable(self) -> bool:
         """Return whether the file is open."""
         return self._handle is not None
@@ -157,7 +172,7 @@ class StorageFile(io.BufferedIOBase):
         return data
 
     def _read_range(self, start: int, end: int) -> bytes:
-        return bytes(self.cache._fetch(start, end)) if self._cached else self._fetch(start, end)
+        return bytes(self.cache._fetch(start, end)) if self._cached else self._fetch_range(start, end)
 
     def read1(self, length: SupportsIndex | None = -1) -> bytes:
         """As :meth:`read`; without a length, one block."""
@@ -211,16 +226,16 @@ class StorageFile(io.BufferedIOBase):
 
     def close(self) -> None:
         """Close; a second call does nothing. Reads that run in other threads, and futures, come to their end."""
+        if self._handle is None:
+            return
         try:
             closer = getattr(self.cache, "close", None)
-            if self._handle is not None and callable(closer):
+            if callable(closer):
                 closer()
         finally:
-            if self._handle is not None:
-                self._handle.close()
+            self._handle.close()
             self._handle = None
             self._line = b""
-            super().close()
 
     # Reads into arrays.
 
