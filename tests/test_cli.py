@@ -24,7 +24,8 @@ from xds import cli
 from xds.cli import load as load_command
 from xds.cli import targets
 
-XDS = [sys.executable, "-m", "xds.cli"]
+# -P: the folder that the tests run in must not stand in for the installed package.
+XDS = [sys.executable, "-P", "-m", "xds.cli"]
 
 
 def run(*arguments, **options):
@@ -162,7 +163,7 @@ def test_a_reader_that_has_had_enough_is_no_error(tmp_path):
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(1 << 30)
-    script = f'"{sys.executable}" -m xds.cli cat "{path}" | head -c 10 | wc -c; echo "${{PIPESTATUS[0]}}"'
+    script = f'"{sys.executable}" -P -m xds.cli cat "{path}" | head -c 10 | wc -c; echo "${{PIPESTATUS[0]}}"'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.split() == ["10", "0"]
     assert done.stderr == ""
@@ -298,7 +299,7 @@ def test_progress_is_drawn_on_a_terminal_only(folder):
         "with progress('loading') as update:\n"
         "    update(50, 100); update(100, 100)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=slave, env={**os.environ, "TERM": "xterm"})
+    process = subprocess.Popen([sys.executable, "-P", "-c", code], stderr=slave, env={**os.environ, "TERM": "xterm"})
     os.close(slave)
     drawn = b""
     deadline = time.monotonic() + 60

@@ -29,7 +29,7 @@ def test_every_entry_point_leads_to_something(group):
 
 def test_fsspec_finds_the_protocol_by_itself():
     code = "import fsspec; print(type(fsspec.filesystem('xds')).__name__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "XdsFileSystem"
 
 
@@ -61,7 +61,7 @@ def test_import_pulls_in_nothing_heavy():
         "import sys, json, fsspec, numpy; before = set(sys.modules); import xds;"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     new = json.loads(done.stdout)
     assert "xds" in new
     heavy = {"cupy", "torch", "jax", "typer", "rich", "ml_dtypes", "xds.native", "asyncio", "ctypes"}
@@ -92,6 +92,6 @@ def test_no_module_of_the_package_needs_a_framework_to_be_imported():
         "    if name not in needing: importlib.import_module(name)\n"
         "print(len(names))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 10
