@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from xds.arrays import Destination, destination
@@ -27,6 +27,9 @@ from xds.report import TOTALS, ReadReport
 
 #: Start and end of a slice.
 Bounds = tuple[Any, Any]
+
+#: Place in the result, handle, resolved start and end.
+_Range = tuple[int, Handle, int, int]
 
 
 def cat_many(backend: Backend, names: Sequence[str], bounds: Sequence[Bounds], on_error: str) -> list[Any]:
@@ -52,14 +55,17 @@ def cat_many(backend: Backend, names: Sequence[str], bounds: Sequence[Bounds], o
                 out[index] = failed[name]
             else:
                 todo.append((index, handles[name], *resolve_range(start, end, handles[name].nbytes)))
-        if sum(high - low for _, _, low, high in todo) >= TRANSFER_NBYTES and len(todo) > 1:
+        if len(todo) > 1:
+            is_wide = sum(high - low for _, _, low, high in todo) >= TRANSFER_NBYTES
             try:
-                _cat_in_one(backend, todo, out)
+                filled = _cat_transfer(backend, todo) if is_wide else _cat_small(todo)
             except OSError:
                 if on_error == "raise":
                     raise
                 # Read one by one below, to learn which of the ranges it was.
             else:
+                for index, data in filled.items():
+                    out[index] = data
                 return out
         for index, handle, low, high in todo:
             try:
@@ -71,8 +77,23 @@ def cat_many(backend: Backend, names: Sequence[str], bounds: Sequence[Bounds], o
     return out
 
 
-def _cat_in_one(backend: Backend, todo: Sequence[tuple[int, Handle, int, int]], out: list[Any]) -> None:
-    """Fill ``out`` by one transfer."""
+def _cat_small(todo: Sequence[_Range]) -> dict[int, bytes]:
+    """Return the bytes of each range, read by the calling thread."""
+    begin = time.perf_counter()
+    filled: dict[int, bytes] = {}
+    nbytes = 0
+    with _counting_errors(), unchanged({handle for _, handle, _, _ in todo}):
+        for index, handle, low, high in todo:
+            buffer = bytearray(high - low)
+            read_small(handle, memoryview(buffer), low)
+            filled[index] = bytes(buffer)
+            nbytes += high - low
+    small_report(nbytes, begin, len(todo))
+    return filled
+
+
+def _cat_transfer(backend: Backend, todo: Sequence[_Range]) -> dict[int, bytes]:
+    """Return the bytes of each range, moved by one transfer."""
     handles = list(dict.fromkeys(handle for _, handle, _, _ in todo))
     places = {handle: place for place, handle in enumerate(handles)}
     rows = []
@@ -89,8 +110,16 @@ def _cat_in_one(backend: Backend, todo: Sequence[tuple[int, Handle, int, int]], 
     with unchanged(handles), backend.transfer(handles) as transfer:
         transfer.add(batch, keepalive=filled)
         transfer.wait()
-    for index, data in filled.items():
-        out[index] = data
+    return filled
+
+
+@contextlib.contextmanager
+def _counting_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        TOTALS.add_error()
+        raise
 
 
 def readinto_many(
@@ -186,14 +215,9 @@ def _read_small_batch(
     opened: list[Handle], handles: list[Handle], offsets: list[int], targets: list[Destination]
 ) -> ReadReport:
     begin = time.perf_counter()
-    try:
+    with _counting_errors(), unchanged(opened):
         for handle, offset, target in zip(handles, offsets, targets, strict=True):
             read_small(handle, host_view(target, target.nbytes), offset)
-        for handle in opened:
-            handle.check_unchanged()
-    except OSError:
-        TOTALS.add_error()
-        raise
     return small_report(sum(target.nbytes for target in targets), begin, len(targets))
 
 
