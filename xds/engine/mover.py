@@ -50,7 +50,7 @@ _NOTES = {
 
 
 class _Config(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint32) for name in ("threads", "cpu_threads", "slots", "chunk", "forbid", "reserved")]
+    _fields_ = [(name, ctypes.c_uint32) for name in ("threads", "cpu_threads", "slots", "chunk", "forbid", "streams")]
 
 
 class _Failure(ctypes.Structure):
@@ -138,7 +138,7 @@ class _Process:
                     wanted.slots,
                     wanted.chunk_nbytes,
                     sum(1 << METHODS.index(name) for name in wanted.forbid),
-                    0,
+                    wanted.streams,
                 )
                 self.mover = self.native.mover_create(ctypes.byref(config))
                 if not self.mover:

@@ -26,6 +26,7 @@ class Settings:
         cpu_threads: threads at most that copy out of the page cache at once.
         slots: ring slots a thread.
         chunk_nbytes: bytes of a slot, a multiple of 4096.
+        streams: copy streams a device, shared by the threads.
         forbid: methods (of :data:`METHODS`) that are never used.
     """
 
@@ -33,6 +34,7 @@ class Settings:
     cpu_threads: int
     slots: int
     chunk_nbytes: int
+    streams: int = 1
     forbid: frozenset[str] = frozenset()
 
     @property
@@ -64,18 +66,20 @@ def settings() -> Settings:
         ValueError: a variable is not what it must be, or the ring would be larger than 64 MiB.
     """
     cpus = usable_cpus()
-    # Sixteen requests in flight keep a network file system or a disk busy; copying wants a CPU each.
+    # Sixteen threads keep a network file system or a disk busy. Copying out of the page cache wants a CPU each, and
+    # twelve of them feed a PCIe Gen5 copy engine; one stream carries more than several (docs/performance.md).
     threads = _number("XDS_MOVER_THREADS", 16, 1, 64)
-    cpu_threads = _number("XDS_MOVER_CPU_THREADS", min(threads, max(1, cpus)), 1, 64)
+    cpu_threads = _number("XDS_MOVER_CPU_THREADS", min(threads, cpus, 12), 1, 64)
     slots = _number("XDS_MOVER_SLOTS", 2, 1, 64)
     default_chunk = min(2 << 20, RING_LIMIT_NBYTES // (threads * slots) // 4096 * 4096)
     chunk_nbytes = _number("XDS_MOVER_CHUNK_NBYTES", default_chunk, 4096, RING_LIMIT_NBYTES)
+    streams = _number("XDS_MOVER_STREAMS", 1, 1, 64)
     forbid = frozenset(filter(None, os.environ.get("XDS_MOVER_FORBID", "").split(",")))
     if forbid - set(METHODS):
         raise ValueError(f"XDS_MOVER_FORBID: {sorted(forbid - set(METHODS))} are not among {list(METHODS)}")
     if chunk_nbytes % 4096:
         raise ValueError(f"XDS_MOVER_CHUNK_NBYTES={chunk_nbytes}: expected a multiple of 4096")
-    made = Settings(threads, min(cpu_threads, threads), slots, chunk_nbytes, forbid)
+    made = Settings(threads, min(cpu_threads, threads), slots, chunk_nbytes, streams, forbid)
     if made.ring_nbytes > RING_LIMIT_NBYTES:
         raise ValueError(
             f"the ring would be {made.threads} threads x {made.slots} slots x {made.chunk_nbytes} bytes = "

@@ -46,7 +46,7 @@ struct xds_mover_config {
     uint32_t slots;        // ring slots a thread
     uint32_t chunk_nbytes; // one slot, a multiple of 4096
     uint32_t forbid;       // bit (1 << xds_method): never use it
-    uint32_t reserved;
+    uint32_t streams;      // copy streams a device, shared by the threads
 };
 
 struct xds_failure {

@@ -123,7 +123,7 @@ CUresult Worker::lane(int device, Lane** out) {
     CUresult code = CUDA_SUCCESS;
     if (!lane.context) code = cuda->primary_context(device, &lane.context);
     if (code == CUDA_SUCCESS) code = cuda->CtxSetCurrent(lane.context);
-    if (code == CUDA_SUCCESS && !lane.stream) code = cuda->StreamCreate(&lane.stream, CU_STREAM_NON_BLOCKING);
+    if (code == CUDA_SUCCESS && !lane.stream) code = mover_.copy_stream(device, index_, &lane.stream);
     while (code == CUDA_SUCCESS && lane.events.size() < slots_.size()) {
         CUevent event = nullptr;
         code = cuda->EventCreate(&event, CU_EVENT_DISABLE_TIMING);
@@ -331,7 +331,6 @@ void Worker::release() {
     for (auto& [device, lane] : lanes_) {
         if (!lane.context || cuda->CtxPushCurrent(lane.context) != CUDA_SUCCESS) continue;
         for (CUevent event : lane.events) cuda->EventDestroy(event);
-        if (lane.stream) cuda->StreamDestroy(lane.stream);
         for (Slot& slot : slots_) {
             if (!slot.registered) continue;
             cuda->MemHostUnregister(slot.memory);
@@ -365,6 +364,19 @@ void Mover::close() {
     std::lock_guard lock(mutex_);
     for (auto& worker : workers_) worker->release();
     workers_.clear();
+    for (auto& [key, stream] : streams_) {
+        ContextScope scope(*CudaDriver::get(), key.first);
+        if (stream && scope.code() == CUDA_SUCCESS) CudaDriver::get()->StreamDestroy(stream);
+    }
+    streams_.clear();
+}
+
+CUresult Mover::copy_stream(int device, uint32_t index, CUstream* stream) {
+    std::lock_guard lock(streams_mutex_);
+    CUstream& shared = streams_[{device, index % config_.streams}];
+    CUresult code = shared ? CUDA_SUCCESS : CudaDriver::get()->StreamCreate(&shared, CU_STREAM_NON_BLOCKING);
+    *stream = shared;
+    return code;
 }
 
 std::shared_ptr<Job> Mover::create(std::vector<int> fds, int device) {
@@ -448,7 +460,7 @@ XDS_API uint32_t xds_abi_version(void) { return 1; }
 // Null where the configuration makes no sense.
 XDS_API void* xds_mover_create(const xds_mover_config* config) {
     bool right = config->threads >= 1 && config->threads <= 64 && config->cpu_threads >= 1 && config->slots >= 1 &&
-                 config->slots <= 64 && config->chunk_nbytes >= 4096 && config->chunk_nbytes % 4096 == 0;
+                 config->slots <= 64 && config->streams >= 1 && config->chunk_nbytes >= 4096 && config->chunk_nbytes % 4096 == 0;
     return right ? new MoverHandle(std::make_shared<Mover>(*config)) : nullptr;
 }
 

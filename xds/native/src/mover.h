@@ -86,9 +86,13 @@ class Mover {
     bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
     bool take(uint32_t index, Chunk* chunk, uint64_t* version);
     void sleep(uint64_t version);
+    // The thread's copy stream, made with the device's context current.
+    CUresult copy_stream(int device, uint32_t index, CUstream* stream);
     std::atomic<uint64_t> pinned_nbytes{0};
 
   private:
+    std::mutex streams_mutex_;
+    std::map<std::pair<int, uint32_t>, CUstream> streams_;  // by device and number
     const xds_mover_config config_;
     Choosers choosers_;
     std::mutex mutex_;
