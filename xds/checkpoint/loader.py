@@ -285,7 +285,7 @@ def _stored_types(job: _Job) -> tuple[dict[str, str], frozenset[str]]:
     table, is_raw = job.table, job.framework.is_raw
     dtypes = dict(zip(table.names, map(DTYPES.__getitem__, table.dtype.tolist()), strict=True))
     # An odd count is the hardest case: a type that is not raw then never is.
-    maybe = [code for code, dtype in enumerate(DTYPES) if is_raw(dtype, (1,))]
+    maybe = [code for code in np.unique(table.dtype).tolist() if is_raw(DTYPES[code], (1,))]
     rows = np.flatnonzero(np.isin(table.dtype, maybe)).tolist()
     infos = (table.info(row) for row in rows)
     return dtypes, frozenset(info.name for info in infos if is_raw(info.dtype, info.shape))
