@@ -167,7 +167,9 @@ def wheel(_: Sequence[str]) -> Outcome:
         # All tests once more, with the newest Python and the wheel in place of the sources.
         folder = BUILD / f"try-{len(pythons) - 1}" / "bin"
         code = call(folder / "python", "-m", "pip", "install", "-q", *TEST_TOOLS, quiet=True)
-        code = code or call(folder / "pytest", "-q", "-p", "no:cacheprovider", quiet=True)
+        # Processes that tests start must not find the sources in the folder they run in either.
+        env = {"PYTHONSAFEPATH": "1"}
+        code = code or call(folder / "pytest", "-q", "-p", "no:cacheprovider", env=env, quiet=True)
         text.append(f"all tests ran on {versions[-1]}")
     return told(code, text="; ".join([*text, *missing]))
 
