@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import errno
 import gc
+import inspect
 import json
 import os
 import pickle
@@ -541,7 +542,7 @@ def overridden():
         name[1:]
         for name in set(async_methods) | set(dir(AsyncFileSystem))
         if name.startswith("_") and not name.startswith("__") and hasattr(AbstractFileSystem, name[1:])
-        and (asyncio.iscoroutinefunction(getattr(AsyncFileSystem, name, None)) or name in ("_walk",))
+        and (inspect.iscoroutinefunction(getattr(AsyncFileSystem, name, None)) or name in ("_walk",))
     )  # fmt: skip
 
 
