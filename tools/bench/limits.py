@@ -123,8 +123,8 @@ def pinned_copies(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     largest = max(arguments["sizes"])
     source = torch.empty(largest, dtype=torch.uint8, pin_memory=True)
-    source.random_(0, 255)
-    target = torch.empty(largest, dtype=torch.uint8, device="cuda")
+    target = torch.randint(0, 256, (largest,), dtype=torch.uint8, device="cuda")
+    source.copy_(target)
     rows = []
     for size in arguments["sizes"]:
         count = max(1, min(64, largest // size))
