@@ -260,6 +260,14 @@ def test_missing_extra_and_reshaped_tensors_fail_the_check(bench, tmp_path):
 
 
 @needs_torch
+def test_tensors_given_as_raw_bytes_pass_and_are_counted(bench, tmp_path):
+    paths = bench.data.make_checkpoint(tmp_path, "odd", nbytes=1 << 18, tensors=4)
+    arrays = {name: array.reshape(-1).view(np.uint8) for name, array in _arrays(bench, paths).items()}
+    result = bench.check.check_tensors(arrays, paths)
+    assert (result.problem, result.raw) == (None, 4)
+
+
+@needs_torch
 def test_swapped_equal_sized_tensors_fail_the_check(bench, tmp_path):
     paths = bench.data.make_checkpoint(tmp_path, "many", nbytes=1 << 18, tensors=4)
     arrays = _arrays(bench, paths)
