@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +14,8 @@ from checkpoint_files import BITS, noise, stored_bytes, values, write
 
 from xds.checkpoint import load, open_checkpoint
 from xds.errors import ArrayError, DeviceMemoryError
-from xds.interop import framework
+from xds.interop import dlpack, framework
+from xds.interop.base import Places
 from xds.interop.devices import gpu_count
 from xds.interop.numpy_arrays import numpy_dtype
 
@@ -142,6 +144,59 @@ def test_torch_streams(torch, make):
     with open_checkpoint(path) as checkpoint:
         for name, tensor in checkpoint.stream(device="cpu", framework="torch"):
             assert stored_bytes(tensor) == content[name][2]
+
+
+def test_torch_makes_the_same_one_by_one(torch, make, monkeypatch):
+    """By DLPack or tensor by tensor (as for types that this torch does not import): the same result."""
+    found = framework("torch")
+    path, content = make(BITS)
+    monkeypatch.setattr(found, "_types", np.zeros_like(dlpack.TYPES))
+    check_torch(torch, load(path, device="cpu", framework="torch"), content)
+
+
+def test_torch_imports_most_types_at_once(torch):
+    direct = {name for name, kind in zip(BITS, framework("torch")._types, strict=True) if kind}
+    assert direct >= {"BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "C64", "F64", "I64"}
+
+
+def test_capsules_hold_and_release_the_block(torch):
+    """The memory lives as long as any tensor made of it, or any capsule that nobody took."""
+    block = framework("numpy").empty_block(4096, None)
+    alive = weakref.ref(block.keepalive)
+    offsets = np.array([0, 256, 512], np.uint64)
+    ones = np.ones(3, np.uint8)
+    places = Places(offsets, ones * list(BITS).index("U8"), ones, np.zeros(3, np.uint64), np.array([100], np.uint64))
+    taken, left, dropped = dlpack.capsules(block, places, dlpack.TYPES)
+    del block
+    tensor = torch.from_dlpack(taken)
+    tensor.fill_(7)
+    del dropped, left, taken
+    gc.collect()
+    assert alive() is not None
+    assert tensor.tolist() == [7] * 100
+    row = tensor[3:5]
+    del tensor
+    gc.collect()
+    assert alive() is not None
+    del row
+    gc.collect()
+    assert alive() is None
+
+
+def test_tensors_that_die_with_the_interpreter(torch, make):
+    path, _ = make(["F32", "BF16"])
+    code = (
+        "import sys, threading, torch, xds\n"
+        f"kept = xds.load({str(path)!r}, device='cpu', framework='torch')\n"
+        "torch.kept = list(kept.values())\n"
+        "torch.nn.kept = torch.nn.Parameter(kept['F32.4'])\n"
+        "thread = threading.Thread(target=kept.clear)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "print('end')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "end\n"), ended.stderr
 
 
 # --- JAX ---

@@ -266,18 +266,9 @@ def _no_memory(error: MemoryError, job: _Job, plan: BlockPlan) -> MemoryError:
 
 
 def _arrays(job: _Job, item: _Started) -> list[tuple[str, Any]]:
-    table, plan, block, view = job.table, item.plan, item.block, job.framework.view
-    chosen = slice(plan.first, plan.last)
-    return [
-        (name, view(block, offset, DTYPES[code], shape))
-        for name, offset, code, shape in zip(
-            table.names[chosen],
-            plan.offsets.tolist(),
-            table.dtype[chosen].tolist(),
-            table.shape_list(plan.first, plan.last),
-            strict=True,
-        )
-    ]
+    plan = item.plan
+    places = job.table.places(plan.first, plan.last, plan.offsets)
+    return list(zip(job.table.names[plan.first : plan.last], job.framework.views(item.block, places), strict=True))
 
 
 def _stored_types(job: _Job) -> tuple[dict[str, str], frozenset[str]]:

@@ -1,6 +1,6 @@
 """The tensors of all files of a checkpoint as columns, and which of them are wanted. Layer: checkpoint; pure.
 
-Must not import interop or the loader.
+Must not import frameworks or the loader.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from xds.checkpoint.safetensors import DTYPES, Header
 from xds.errors import CheckpointError
+from xds.interop.base import Places
 
 #: Which tensors: all, these names, or those for which a function of the name is true.
 Names = Iterable[str] | Callable[[str], bool] | None
@@ -104,16 +105,10 @@ class Table:
             offset=int(self.offset[row]),
         )
 
-    def shape_list(self, first: int, last: int) -> list[tuple[int, ...]]:
-        """Return the shapes of the tensors ``first`` to ``last - 1``."""
-        starts = self.shape_offset[first:last].astype(np.int64)
-        if len(starts) == 0:
-            return []
-        ends = starts + self.ndim[first:last]
-        # Rows need not use neighbouring pieces of ``shapes``: one list over the range they span serves them all.
-        low = int(starts.min())
-        dims = self.shapes[low : int(ends.max())].tolist()
-        return [tuple(dims[a:b]) for a, b in zip((starts - low).tolist(), (ends - low).tolist(), strict=True)]
+    def places(self, first: int, last: int, offsets: npt.NDArray[np.uint64]) -> Places:
+        """Return the tensors ``first`` to ``last - 1`` as places at ``offsets`` of a block."""
+        chosen = slice(first, last)
+        return Places(offsets, self.dtype[chosen], self.ndim[chosen], self.shape_offset[chosen], self.shapes)
 
     def dtype_names(self) -> set[str]:
         """Return the stored types that occur."""

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from xds.interop.dtypes import BITS
+
+_NAMES = tuple(BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,46 @@ class Block:
     stream: int | None
     keepalive: Any
     device: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Tensors inside one block; a column each.
+
+    Attributes:
+        offset: u64 per tensor, where it begins in the block, bytes; a multiple of 256.
+        dtype: u8 per tensor, position of its stored type in :data:`~xds.interop.dtypes.BITS`.
+        ndim: u8 per tensor.
+        shape_offset: u64 per tensor, index into ``shapes`` of its first dimension.
+        shapes: u64, dimensions of these tensors and perhaps of others.
+    """
+
+    offset: npt.NDArray[np.uint64]
+    dtype: npt.NDArray[np.uint8]
+    ndim: npt.NDArray[np.uint8]
+    shape_offset: npt.NDArray[np.uint64]
+    shapes: npt.NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """Return the columns in the order of the attributes."""
+        return self.offset, self.dtype, self.ndim, self.shape_offset, self.shapes
+
+    def rows(self) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+        """Yield offset, stored type and shape of each tensor."""
+        if len(self) == 0:
+            return
+        starts = self.shape_offset.astype(np.int64)
+        ends = starts + self.ndim
+        # One list over the range that they span serves all rows.
+        low = int(starts.min())
+        dims = self.shapes[low : int(ends.max())].tolist()
+        for offset, code, start, end in zip(
+            self.offset.tolist(), self.dtype.tolist(), (starts - low).tolist(), (ends - low).tolist(), strict=True
+        ):
+            yield offset, _NAMES[code], tuple(dims[start:end])
 
 
 class Framework(ABC):
@@ -49,3 +96,8 @@ class Framework(ABC):
     @abstractmethod
     def view(self, block: Block, offset: int, dtype: str, shape: tuple[int, ...]) -> Any:
         """Return the array at ``offset`` of ``block``; ``offset`` is a multiple of 256."""
+
+    def views(self, block: Block, places: Places) -> list[Any]:
+        """Return the arrays of all ``places``."""
+        view = self.view
+        return [view(block, offset, dtype, shape) for offset, dtype, shape in places.rows()]

@@ -10,10 +10,13 @@ import functools
 import importlib
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from xds.errors import DeviceMemoryError
-from xds.interop import host
-from xds.interop.base import Block, Framework
-from xds.interop.dtypes import ML_DTYPES, NUMPY, packed_nbytes
+from xds.interop import dlpack, host
+from xds.interop.base import Block, Framework, Places
+from xds.interop.dtypes import BITS, ML_DTYPES, NUMPY, packed_nbytes
 
 
 class TorchFramework(Framework):
@@ -66,3 +69,35 @@ class TorchFramework(Framework):
                 shape = (*shape[:-1], shape[-1] // 2)
         storage = base.untyped_storage()[offset : offset + nbytes]
         return torch.empty(0, dtype=torch_type, device=base.device).set_(storage, 0, shape)
+
+    def views(self, block: Block, places: Places) -> list[Any]:
+        """See the base class. By DLPack, several times faster than :meth:`view` per tensor, with the same result."""
+        capsules = dlpack.capsules(block, places, self._types)
+        take = self._from_dlpack
+        if None not in capsules:
+            return list(map(take, capsules))
+        return [
+            self.view(block, *row) if capsule is None else take(capsule)
+            for capsule, row in zip(capsules, places.rows(), strict=True)
+        ]
+
+    @property
+    def _from_dlpack(self) -> Any:
+        # The function behind torch.from_dlpack for capsules, without its checks of the argument's type.
+        return getattr(self._torch._C, "_from_dlpack", None) or self._torch.utils.dlpack.from_dlpack
+
+    @functools.cached_property
+    def _types(self) -> npt.NDArray[np.uint32]:
+        """What of :data:`dlpack.TYPES` this torch takes, and takes for the right type."""
+        zero, one = np.zeros(1, np.uint64), np.ones(1, np.uint64)
+        types = dlpack.TYPES.copy()
+        block = self.empty_block(256, None)
+        for code, name in enumerate(BITS):
+            places = Places(zero, np.array([code], np.uint8), np.ones(1, np.uint8), zero, one)
+            (capsule,) = dlpack.capsules(block, places, types)
+            try:
+                if capsule is not None and self._from_dlpack(capsule).dtype != self._dtype(name):
+                    types[code] = 0
+            except (RuntimeError, BufferError, TypeError):
+                types[code] = 0
+        return types

@@ -5,6 +5,7 @@
 #include "safetensors_header.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <ctime>
 #include <memory>
@@ -91,11 +92,11 @@ size_t utf8_error(std::string_view text) {
     return size;
 }
 
-// Set of strings that stay where they are (offsets into a growing buffer); says whether a string was there before.
+// Set of strings that lie one after the other in a growing buffer; says whether a string was there before.
 // The seed differs in each process, so that no file can be made whose names all collide.
 class NameSet {
 public:
-    explicit NameSet(const std::string& buffer) : buffer_(buffer) {
+    explicit NameSet(const std::string& buffer, size_t expected = 0) : buffer_(buffer) {
         static const uint64_t seed = [] {
             timespec now{};
             clock_gettime(CLOCK_MONOTONIC, &now);
@@ -103,30 +104,36 @@ public:
                    static_cast<uint64_t>(now.tv_sec) << 40;
         }();
         seed_ = seed | 1;
+        if (expected) {
+            slots_.resize(std::bit_ceil(2 * expected + 64));
+            members_.reserve(expected);
+        }
     }
     bool insert(uint64_t offset, uint64_t nbytes) {
-        if (used_ * 2 >= slots_.size()) grow();
-        std::string_view text = view(offset, nbytes);
+        if (members_.size() * 2 >= slots_.size()) grow();
+        std::string_view text = std::string_view(buffer_).substr(offset, nbytes);
         uint64_t hash = hash_of(text);
-        for (size_t at = hash & (slots_.size() - 1);; at = (at + 1) & (slots_.size() - 1)) {
-            Slot& slot = slots_[at];
-            if (!slot.full) {
-                slot = {hash, offset, nbytes, true};
-                ++used_;
-                return true;
-            }
-            if (slot.hash == hash && view(slot.offset, slot.nbytes) == text) return false;
+        size_t mask = slots_.size() - 1;
+        size_t at = hash & mask;
+        auto tag = static_cast<uint32_t>(hash >> 32);
+        for (; slots_[at].member; at = (at + 1) & mask) {
+            if (slots_[at].tag != tag) continue;
+            const Member& other = members_[slots_[at].member - 1];
+            if (std::string_view(buffer_).substr(other.offset, other.nbytes) == text) return false;
         }
+        if (members_.size() >= UINT32_MAX - 1) fail("more than 4294967294 keys");
+        members_.push_back({offset, nbytes, hash});
+        slots_[at] = {tag, static_cast<uint32_t>(members_.size())};
+        return true;
     }
 
 private:
-    struct Slot {
-        uint64_t hash, offset, nbytes;
-        bool full;
+    struct Member {
+        uint64_t offset, nbytes, hash;
     };
-    std::string_view view(uint64_t offset, uint64_t nbytes) const {
-        return std::string_view(buffer_).substr(offset, nbytes);
-    }
+    struct Slot {
+        uint32_t tag, member;  // member counts from 1; 0 is an empty slot
+    };
     static uint64_t fold(uint64_t a, uint64_t b) {
         __extension__ using u128 = unsigned __int128;
         u128 product = static_cast<u128>(a) * b;
@@ -144,18 +151,17 @@ private:
         return fold(hash ^ 0xE7037ED1A0B428DBu, seed_);
     }
     void grow() {
-        std::vector<Slot> old(slots_.empty() ? 64 : slots_.size() * 2);
-        old.swap(slots_);
-        for (const Slot& slot : old) {
-            if (!slot.full) continue;
-            size_t at = slot.hash & (slots_.size() - 1);
-            while (slots_[at].full) at = (at + 1) & (slots_.size() - 1);
-            slots_[at] = slot;
+        slots_.assign(slots_.empty() ? 64 : slots_.size() * 2, Slot{});
+        size_t mask = slots_.size() - 1;
+        for (size_t i = 0; i < members_.size(); ++i) {
+            size_t at = members_[i].hash & mask;
+            while (slots_[at].member) at = (at + 1) & mask;
+            slots_[at] = {static_cast<uint32_t>(members_[i].hash >> 32), static_cast<uint32_t>(i + 1)};
         }
     }
     const std::string& buffer_;
     std::vector<Slot> slots_;
-    size_t used_ = 0;
+    std::vector<Member> members_;
     uint64_t seed_ = 0;
 };
 
@@ -165,6 +171,11 @@ struct Tensor {
 };
 
 // Characters that end the plain run of a string: the quote, the backslash, control characters.
+constexpr uint64_t each(uint64_t byte) { return byte * 0x0101010101010101u; }
+constexpr uint64_t zero_bytes(uint64_t word) { return (word - each(1)) & ~word & each(0x80); }
+constexpr uint64_t stops_in(uint64_t word) {
+    return zero_bytes(word ^ each('"')) | zero_bytes(word ^ each('\\')) | ((word - each(0x20)) & ~word & each(0x80));
+}
 constexpr auto kStops = [] {
     struct {
         bool is[256];
@@ -188,7 +199,12 @@ public:
         skip_space();
         if (at_ == end_) fail_here("the header is empty; expected a JSON object");
         expect('{', "expected '{', the start of a JSON object");
-        NameSet seen(names);
+        // A tensor takes some 100 bytes of text; space for as many spares the tables their growth. Bounded, as padding counts.
+        size_t expected = std::min<size_t>(static_cast<size_t>(end_ - begin_) / 100, 1 << 20);
+        tensors.reserve(expected);
+        shapes.reserve(2 * expected);
+        names.reserve(static_cast<size_t>(end_ - begin_) / 2);
+        NameSet seen(names, expected);
         bool has_metadata = false;
         if (!try_take('}')) {
             do {
@@ -279,7 +295,7 @@ private:
     std::string_view string(const char* what) {
         if (!try_take('"')) fail_here(std::string("expected a string, ") + what + found());
         const char* start = at_;
-        while (at_ != end_ && !kStops.is[static_cast<unsigned char>(*at_)]) ++at_;
+        skip_plain();
         if (at_ != end_ && *at_ == '"') return {start, static_cast<size_t>(at_++ - start)};
         scratch_.assign(start, at_);
         for (;;) {
@@ -294,9 +310,22 @@ private:
                 fail_here("a control character inside a string must be written as an escape" + found());
             }
             const char* run = at_;
-            while (at_ != end_ && !kStops.is[static_cast<unsigned char>(*at_)]) ++at_;
+            skip_plain();
             scratch_.append(run, at_);
         }
+    }
+    void skip_plain() {
+        uint64_t word;
+        // Eight at a time; the lowest marked byte is exact on a little-endian machine.
+        while (end_ - at_ >= 8) {
+            std::memcpy(&word, at_, 8);
+            if (uint64_t stops = stops_in(word)) {
+                at_ += std::countr_zero(stops) / 8;
+                return;
+            }
+            at_ += 8;
+        }
+        while (at_ != end_ && !kStops.is[static_cast<unsigned char>(*at_)]) ++at_;
     }
     void escape() {
         const char* where = at_++;
