@@ -368,11 +368,12 @@ def test_require():
     check_require({}, device=0)
     check_require({"posting": "host", "placement": "mapped"}, device=None)
     check_require({"posting": "host", "placement": "copy"}, device=0)
+    check_require({"placement": "dma"}, device=0)  # the mover proves or refuses it, file by file
     for device, require in (
         (None, {"posting": "gpu"}),
         (0, {"posting": "gpu"}),
         (None, {"placement": "copy"}),
-        (0, {"placement": "dma"}),
+        (None, {"placement": "dma"}),
         (0, {"posting": "host", "placement": "mapped"}),
     ):
         with pytest.raises(RequirementError, match="cannot be met"):

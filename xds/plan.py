@@ -16,9 +16,7 @@ import numpy.typing as npt
 #:
 #: ``offset`` in the file, bytes; ``nbytes``; ``destination`` address; ``file`` index into the transfer's handles;
 #: ``flags``: bit 0 (:data:`GAP_WRITABLE`).
-SEGMENT = np.dtype(
-    [("offset", "<u8"), ("nbytes", "<u8"), ("destination", "<u8"), ("file", "<u4"), ("flags", "<u4")]
-)
+SEGMENT = np.dtype([("offset", "<u8"), ("nbytes", "<u8"), ("destination", "<u8"), ("file", "<u4"), ("flags", "<u4")])
 
 #: The bytes between the end of the previous segment of the same batch and the start of this one, in the destination,
 #: are padding that may be overwritten (at most 4095 of them): both can then travel in one copy.

@@ -60,6 +60,7 @@ struct Driver {
     std::map<std::string, int64_t> counters;   // tests read them
     std::map<Stream*, std::unique_ptr<Stream>> streams;
     std::map<int, std::unique_ptr<Stream>> legacy;
+    std::deque<Event> events;  // kept when destroyed: a queued wait may still name one, as the real driver allows
     int sticky = SUCCESS;
     bool started = false;
 };
@@ -241,12 +242,12 @@ API int cuEventCreate(void** event, unsigned) {
     if (!current()) return INVALID_CONTEXT;
     std::lock_guard lock(driver().mutex);
     ++driver().counters["events"];
-    *event = new Event;
+    *event = &driver().events.emplace_back();
     return SUCCESS;
 }
 API int cuEventDestroy_v2(void* event) {
     std::lock_guard lock(driver().mutex);
-    (void)event;  // kept: a queued wait may still name it, as the real driver allows
+    if (!event) return INVALID_VALUE;
     --driver().counters["events"];
     return SUCCESS;
 }
@@ -362,6 +363,14 @@ API int cuMemcpyDtoH_v2(void* destination, unsigned long long source, size_t nby
     Allocation* allocation = inside(source, nbytes, &offset);
     if (!allocation) return INVALID_VALUE;
     std::memcpy(destination, allocation->shadow + offset, nbytes);
+    return SUCCESS;
+}
+API int cuMemcpyHtoD_v2(unsigned long long destination, const void* source, size_t nbytes) {
+    std::lock_guard lock(driver().mutex);
+    uint64_t offset = 0;
+    Allocation* allocation = inside(destination, nbytes, &offset);
+    if (!allocation) return INVALID_VALUE;
+    std::memcpy(allocation->shadow + offset, source, nbytes);
     return SUCCESS;
 }
 // Device work that takes a while and then writes one byte value over a range, on a stream: an earlier user of memory.

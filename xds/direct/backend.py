@@ -75,6 +75,7 @@ class DirectBackend:
             RequirementError: ``require`` cannot be met.
         """
         check_require(require, device=device)
+        require_dma = (require or {}).get("placement") == "dma"
         # Loads the native core: small reads and listings never need it.
         from xds.engine.mover import MoverTransfer
 
@@ -85,23 +86,27 @@ class DirectBackend:
             [handle.path for handle in local],
             device=device,
             timeout_s=timeout_s,
+            require_dma=require_dma,
         )
         return _OpenWhile(transfer, descriptors)
 
 
 def check_require(require: Mapping[str, str] | None, *, device: int | None) -> None:
-    """Raise unless a read by the host into host memory (``device`` ``None``) or GPU memory is what is required."""
-    have = {"posting": "host", "placement": "mapped" if device is None else "copy"}
+    """Raise unless a read by the host into host memory (``device`` ``None``) or GPU memory is what is required.
+
+    ``dma`` into GPU memory depends on the file: the mover proves or refuses it.
+    """
+    have = {"posting": ("host",), "placement": ("mapped",) if device is None else ("copy", "dma")}
     for key, value in (require or {}).items():
         if key not in _REQUIRE:
             raise ValueError(f"require={{{key!r}: ...}}: unknown key; known are {', '.join(_REQUIRE)}")
         if value not in _REQUIRE[key]:
             raise ValueError(f"require={{{key!r}: {value!r}}}: must be one of {', '.join(_REQUIRE[key])}")
-        if value != have[key]:
+        if value not in have[key]:
             where = "host memory" if device is None else f"the memory of cuda:{device}"
             raise RequirementError(
                 f"require={{{key!r}: {value!r}}} cannot be met: reads of xds:// into {where} have {key} "
-                f"{have[key]!r}. Leave the requirement out, or require that"
+                f"{have[key][0]!r}. Leave the requirement out, or require that"
             )
 
 

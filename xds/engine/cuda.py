@@ -64,3 +64,13 @@ def pointer(address: int) -> Pointer | None:
     if call(address, ctypes.byref(device), ctypes.byref(kind), ctypes.byref(managed)):
         return None
     return Pointer(device.value if kind.value == _CU_MEMORYTYPE_DEVICE else None, bool(managed.value))
+
+
+def cufile_proved(fd: int, device: int) -> tuple[bool, str]:
+    """Return whether reads of a file into a device were proved to be real DMA through cuFile, and why (not)."""
+    text = ctypes.create_string_buffer(256)
+    call = function(
+        "xds_cufile_proved", ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p, ctypes.c_size_t
+    )
+    proved = call(fd, device, text, len(text))
+    return bool(proved), text.value.decode(errors="replace")

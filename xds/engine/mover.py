@@ -23,6 +23,7 @@ from xds.errors import (
     DeviceMemoryError,
     ForkedProcessError,
     ReadTimeoutError,
+    RequirementError,
     ShortReadError,
     XdsError,
 )
@@ -46,6 +47,7 @@ _NOTES = {
     8: "the file system cannot say what is in the page cache (RWF_NOWAIT refused)",
     16: "cold file, and reading through the page cache measured faster than O_DIRECT",
     32: "io_uring without registered buffers (memlock limit)",
+    64: "nvidia-fs is loaded, but a test read through cuFile was not real DMA: not used",
 }
 
 
@@ -95,7 +97,7 @@ class _Native:
         self.mover_create = function("xds_mover_create", pointer, ctypes.POINTER(_Config))
         self.mover_destroy = function("xds_mover_destroy", None, pointer)
         self.mover_pinned_nbytes = function("xds_mover_pinned_nbytes", u64, pointer)
-        self.job_create = function("xds_job_create", pointer, pointer, pointer, ctypes.c_uint32, i32)
+        self.job_create = function("xds_job_create", pointer, pointer, pointer, ctypes.c_uint32, i32, ctypes.c_uint32)
         self.job_add = function("xds_job_add", i64, pointer, pointer, u64, i32, u64, ctypes.POINTER(i32))
         self.job_seal = function("xds_job_seal", None, pointer)
         self.job_wait = function("xds_job_wait", i32, pointer, i64)
@@ -185,9 +187,11 @@ class MoverTransfer:
         paths: their names, for messages.
         device: CUDA ordinal, or ``None`` for host arrays.
         timeout_s: seconds without a byte landing after which the transfer fails.
+        require_dma: every byte by cuFile with real DMA, or none.
         keepalive: held until the transfer has drained.
 
     Raises:
+        RequirementError: ``require_dma``, and it was not proved for one of the files.
         ForkedProcessError: GPU work in a child forked after the parent used the GPU.
         DeviceError: no usable CUDA driver or device.
     """
@@ -199,10 +203,13 @@ class MoverTransfer:
         *,
         device: int | None = None,
         timeout_s: float = 60.0,
+        require_dma: bool = False,
         keepalive: object = None,
     ) -> None:
         if device is not None:
             self._check_device(device)
+        if require_dma:
+            self._check_dma(fds, paths, device)
         self._native, mover = _PROCESS.get()
         self._paths = tuple(paths)
         self._device = device
@@ -213,7 +220,10 @@ class MoverTransfer:
         self._counted = False
         self._report: ReadReport | None = None
         array = (ctypes.c_int32 * len(fds))(*fds)
-        self._job: int | None = self._native.job_create(mover, array, len(fds), -1 if device is None else device)
+        # Forbidden: all but cuFile.
+        forbid = sum(1 << i for i, name in enumerate(METHODS) if name != "cufile") if require_dma else 0
+        ordinal = -1 if device is None else device
+        self._job: int | None = self._native.job_create(mover, array, len(fds), ordinal, forbid)
         if self._job is None:
             raise DeviceError(f"CUDA device {device} cannot be used: {cuda.device_count()[1]}")
 
@@ -230,6 +240,17 @@ class MoverTransfer:
                 f"CUDA device {device} does not exist: {count} usable" + (f" ({reason})" if reason else "")
             )
         _PROCESS.used_cuda = True
+
+    @staticmethod
+    def _check_dma(fds: Sequence[int], paths: Sequence[str], device: int | None) -> None:
+        for fd, path in zip(fds, paths, strict=True):
+            proved, reason = cuda.cufile_proved(fd, device) if device is not None else (False, "host memory")
+            if not proved:
+                raise RequirementError(
+                    f"{path}: require={{'placement': 'dma'}} cannot be met: {reason}. "
+                    "See `xds doctor`, or leave the requirement out",
+                    filename=path,
+                )
 
     def add(self, segments: Segments, *, stream: int | None = None, keepalive: object = None) -> int:
         """Start to move a batch; see :meth:`xds.backend.Transfer.add`.
@@ -392,9 +413,7 @@ class MoverTransfer:
         path = self._paths[failure.file] if failure.file < len(self._paths) else ""
         where = f"{path}: {failure.nbytes} bytes at offset {failure.offset}"
         if failure.status == _SYSTEM:
-            return XdsError(
-                f"{where}: read failed: {os.strerror(failure.code)}", errno=failure.code, filename=path
-            )
+            return XdsError(f"{where}: read failed: {os.strerror(failure.code)}", errno=failure.code, filename=path)
         if failure.status == _SHORT_READ:
             return ShortReadError(
                 f"{where} are missing: the file ended at {failure.offset}; it was longer when it was opened",
@@ -407,7 +426,9 @@ class MoverTransfer:
             if failure.code == _CUDA_ERROR_NOT_INITIALIZED:
                 return ForkedProcessError(f"{text}; was this process forked after its parent used the GPU?")
             return DeviceError(text)
-        return CancelledError(f"{', '.join(self._paths[:3])}: the read was cancelled; what its arrays hold is undefined")
+        return CancelledError(
+            f"{', '.join(self._paths[:3])}: the read was cancelled; what its arrays hold is undefined"
+        )
 
     def _make_report(self, seconds: float) -> ReadReport:
         counters = self._counters()
@@ -415,11 +436,11 @@ class MoverTransfer:
         method = {name: value for name, value in zip(METHODS, counters.method_nbytes, strict=True) if value}
         real_dma = method.get("cufile", 0)
         placement = "mapped" if self._device is None else "copy"
-        placements = {placement: nbytes - real_dma, "dma": real_dma}
+        placements = {placement: nbytes - real_dma, "dma": real_dma} if real_dma else {placement: nbytes}
         return ReadReport(
             nbytes=nbytes,
             posting={"host": nbytes},
-            placement={name: value for name, value in placements.items() if value or name == placement},
+            placement={name: value for name, value in placements.items() if value or not real_dma},
             method=method,
             resident=counters.samples_resident / counters.samples if counters.samples else None,
             engine="mover",

@@ -81,4 +81,5 @@ enum xds_note : uint64_t {
     XDS_NOTE_NO_NOWAIT = 8,         // residency could not be sampled
     XDS_NOTE_BUFFERED_FASTER = 16,  // cold file, buffered reads measured faster than O_DIRECT
     XDS_NOTE_UNREGISTERED = 32,     // io_uring without registered buffers (memlock)
+    XDS_NOTE_CUFILE_UNPROVED = 64,  // nvidia-fs is loaded, but the test read was not real DMA
 };

@@ -86,7 +86,7 @@ xds_method ColdChooser::choose(uint64_t nbytes, uint64_t in_flight_nbytes, uint3
 
 bool ColdChooser::buffered_won() {
     std::lock_guard lock(mutex_);
-    return running_ == XDS_METHOD_COUNT && rates_[XDS_BUFFERED] > std::max(rates_[XDS_DIRECT], rates_[XDS_URING]);
+    return running_ == XDS_METHOD_COUNT && best(~0u) == XDS_BUFFERED;
 }
 
 }  // namespace xds

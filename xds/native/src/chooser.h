@@ -39,7 +39,7 @@ class ResidentChooser {
 // them: one stretch each, with a run-in that lets the one before drain.
 class ColdChooser {
   public:
-    // One of XDS_URING, XDS_DIRECT, XDS_BUFFERED that `allowed` has (bits 1 << method). `in_flight_nbytes` is the most
+    // One of the candidates that `allowed` has (bits 1 << method). `in_flight_nbytes` is the most
     // that can be under way at once.
     xds_method choose(uint64_t nbytes, uint64_t in_flight_nbytes, uint32_t allowed);
     bool buffered_won();
@@ -47,7 +47,7 @@ class ColdChooser {
   private:
     using Clock = std::chrono::steady_clock;
     static constexpr uint64_t STRETCH_NBYTES = 64 << 20;
-    static constexpr xds_method CANDIDATES[] = {XDS_URING, XDS_DIRECT, XDS_BUFFERED};
+    static constexpr xds_method CANDIDATES[] = {XDS_CUFILE, XDS_URING, XDS_DIRECT, XDS_BUFFERED};
     xds_method best(uint32_t allowed) const;
 
     std::mutex mutex_;

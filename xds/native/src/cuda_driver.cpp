@@ -57,6 +57,9 @@ Loaded load() {
     bind(d.EventQuery, "cuEventQuery");
     bind(d.MemHostRegister, "cuMemHostRegister_v2");
     bind(d.MemHostUnregister, "cuMemHostUnregister");
+    bind(d.MemAlloc, "cuMemAlloc_v2");
+    bind(d.MemFree, "cuMemFree_v2");
+    bind(d.MemcpyDtoH, "cuMemcpyDtoH_v2");
     bind(d.MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2");
     bind(d.MemGetInfo, "cuMemGetInfo_v2");
     bind(d.PointerGetAttribute, "cuPointerGetAttribute");

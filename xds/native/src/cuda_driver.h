@@ -46,6 +46,9 @@ struct CudaDriver {
     CUresult (*EventQuery)(CUevent);
     CUresult (*MemHostRegister)(void*, size_t, unsigned);
     CUresult (*MemHostUnregister)(void*);
+    CUresult (*MemAlloc)(CUdeviceptr*, size_t);
+    CUresult (*MemFree)(CUdeviceptr);
+    CUresult (*MemcpyDtoH)(void*, CUdeviceptr, size_t);
     CUresult (*MemcpyHtoDAsync)(CUdeviceptr, const void*, size_t, CUstream);
     CUresult (*MemGetInfo)(size_t*, size_t*);
     CUresult (*PointerGetAttribute)(void*, int, CUdeviceptr);

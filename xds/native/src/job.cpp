@@ -128,6 +128,11 @@ void Job::decide() {
     decided_batch_ = batch_;
     decided_file_ = index;
     SourceFile& source = *files_[index];
+    constexpr uint32_t CACHED = (1u << XDS_PREAD) | (1u << XDS_MAPPED);
+    if ((limits_.forbid & CACHED) == CACHED) {  // only the device itself will do
+        kind_ = Kind::cold;
+        return;
+    }
     if (source.storage() == Storage::memory) {
         kind_ = Kind::resident;
         return;
@@ -183,9 +188,13 @@ bool Job::take(uint32_t index, Chunk* chunk) {
     chunk->copies.clear();
     SourceFile& source = *files_[chunk->file];
     if (kind_ == Kind::cold && !direct_refused_[chunk->file]) {
-        constexpr uint32_t ALL_DIRECT = (1u << XDS_URING) | (1u << XDS_DIRECT);
-        uint32_t allowed = (ALL_DIRECT | (1u << XDS_BUFFERED)) & ~limits_.forbid;
+        constexpr uint32_t ALL_DIRECT = (1u << XDS_URING) | (1u << XDS_DIRECT) | (1u << XDS_CUFILE);
+        uint32_t allowed = ((1u << XDS_URING) | (1u << XDS_DIRECT) | (1u << XDS_BUFFERED)) & ~limits_.forbid;
         if (uring_refused_) allowed &= ~(1u << XDS_URING);
+        bool unproved = false;
+        if (to_gpu() && !(limits_.forbid & (1u << XDS_CUFILE)) && source.cufile(device_, &unproved))
+            allowed |= 1u << XDS_CUFILE;
+        if (unproved) counters_.notes |= XDS_NOTE_CUFILE_UNPROVED;
         if ((allowed & ALL_DIRECT) && source.direct_fd() < 0) {
             counters_.notes |= XDS_NOTE_DIRECT_REFUSED;
             direct_refused_[chunk->file] = 1;
@@ -348,6 +357,11 @@ xds_status Job::next_ready(int64_t timeout_ns, uint64_t* batch) {
 bool Job::drained() {
     std::lock_guard lock(mutex_);
     return in_flight_ == 0 && (stopped_ || (sealed_ && counters_.landed_nbytes == total_nbytes_));
+}
+
+bool Job::stopped() {
+    std::lock_guard lock(mutex_);
+    return stopped_;
 }
 
 bool Job::exhausted() {

@@ -78,6 +78,7 @@ class Job : public std::enable_shared_from_this<Job> {
     xds_status wait(int64_t timeout_ns);
     xds_status next_ready(int64_t timeout_ns, uint64_t* batch);
     bool drained();
+    bool stopped();
     bool exhausted();  // no chunk will ever come again
     void failure(xds_failure* out);
     void counters(xds_counters* out);

@@ -1,6 +1,8 @@
 // The mover: threads that read chunks of jobs into ring slots and send them on. Layer: native, the top.
 #include "mover.h"
 
+#include "cufile.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -151,6 +153,7 @@ void Worker::open_uring(Job& job) {
 
 void Worker::start(Slot& slot) {
     Job& job = *slot.chunk.job;
+    if (slot.chunk.method == XDS_CUFILE) return read_cufile(slot);
     if (job.to_gpu() || slot.chunk.direct) {
         uint64_t begin = now_ns();
         bool made = slot.memory != nullptr && (slot.registered || !job.to_gpu());
@@ -219,6 +222,45 @@ void Worker::finish_direct(Slot& slot, int64_t result) {
     }
     job.count(chunk, commands, retries, now_ns() - slot.since_ns);
     send(slot);
+}
+
+// The device writes the array itself: no slot, no copy. It knows no streams, so the thread waits for the caller's work.
+void Worker::read_cufile(Slot& slot) {
+    Chunk& chunk = slot.chunk;
+    Job& job = *chunk.job;
+    slot.since_ns = now_ns();
+    Lane* lane_ = nullptr;
+    CUresult code = lane(job.device(), &lane_);
+    while (code == CUDA_SUCCESS && chunk.batch->after) {
+        code = CudaDriver::get()->EventQuery(chunk.batch->after);
+        if (code != CUDA_ERROR_NOT_READY) break;
+        if (job.stopped()) return abandon(slot);
+        timespec nap{0, 20'000};
+        nanosleep(&nap, nullptr);
+        code = CUDA_SUCCESS;
+    }
+    if (code != CUDA_SUCCESS) return fail_cuda(slot, code, "waiting for the stream");
+    bool unproved = false;
+    void* handle = job.file(chunk.file).cufile(job.device(), &unproved);
+    uint64_t commands = 0, retries = 0;
+    for (const Copy& copy : chunk.copies) {
+        for (uint64_t done = 0; done < copy.nbytes;) {
+            uint64_t offset = chunk.read_offset + copy.slot_offset + done;
+            int64_t got = CuFile::get().read(handle, copy.destination + done, copy.nbytes - done, offset);
+            ++commands;
+            if (got == -EINTR || got == -EAGAIN) {
+                ++retries;
+                if (job.stopped()) return abandon(slot);
+                continue;
+            }
+            if (got < 0) return fail_system(slot, static_cast<int>(-got), offset, copy.nbytes - done);
+            if (got == 0) return fail_short(slot, offset, copy.nbytes - done);
+            done += static_cast<uint64_t>(got);
+            if (done < copy.nbytes) ++retries;
+        }
+    }
+    job.count(chunk, commands, retries, now_ns() - slot.since_ns);
+    finish(slot);
 }
 
 void Worker::read_buffered(Slot& slot) {
@@ -309,6 +351,12 @@ void Worker::finish(Slot& slot) {
     recycle(slot);
 }
 
+// The job was stopped before this chunk had begun.
+void Worker::abandon(Slot& slot) {
+    slot.chunk.job->failed(slot.chunk, XDS_CANCELED, 0, 0, 0, "");
+    recycle(slot);
+}
+
 void Worker::fail_system(Slot& slot, int code, uint64_t offset, uint64_t nbytes) {
     slot.chunk.job->failed(slot.chunk, XDS_SYSTEM, code, offset, nbytes, "");
     recycle(slot);
@@ -379,9 +427,9 @@ CUresult Mover::copy_stream(int device, uint32_t index, CUstream* stream) {
     return code;
 }
 
-std::shared_ptr<Job> Mover::create(std::vector<int> fds, int device) {
+std::shared_ptr<Job> Mover::create(std::vector<int> fds, int device, uint32_t forbid) {
     uint64_t in_flight = uint64_t{config_.threads} * config_.slots * config_.chunk_nbytes;
-    Limits limits{config_.threads, config_.cpu_threads, config_.forbid, config_.chunk_nbytes, in_flight};
+    Limits limits{config_.threads, config_.cpu_threads, config_.forbid | forbid, config_.chunk_nbytes, in_flight};
     auto job = std::make_shared<Job>(std::move(fds), device, limits, choosers_);
     std::lock_guard lock(mutex_);
     if (stopping_)
@@ -473,10 +521,11 @@ XDS_API void xds_mover_destroy(void* mover) {
 XDS_API uint64_t xds_mover_pinned_nbytes(void* mover) { return (*static_cast<MoverHandle*>(mover))->pinned_nbytes; }
 
 // `device` is a CUDA ordinal, or -1 for host arrays. The descriptors stay the caller's, open until the job is drained.
-XDS_API void* xds_job_create(void* mover, const int32_t* fds, uint32_t count, int32_t device) {
+// `forbid` adds to what the mover forbids.
+XDS_API void* xds_job_create(void* mover, const int32_t* fds, uint32_t count, int32_t device, uint32_t forbid) {
     if (device >= 0 && !xds::CudaDriver::get()) return nullptr;
     MoverHandle& m = *static_cast<MoverHandle*>(mover);
-    return new JobHandle{m, m->create(std::vector<int>(fds, fds + count), device)};
+    return new JobHandle{m, m->create(std::vector<int>(fds, fds + count), device, forbid)};
 }
 
 // The batch's number; or a negative xds_status, with the errno or CUresult in `code`.

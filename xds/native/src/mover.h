@@ -49,10 +49,12 @@ class Worker {
     void read_direct(Slot& slot);
     void finish_direct(Slot& slot, int64_t result);
     void read_buffered(Slot& slot);
+    void read_cufile(Slot& slot);
     void send(Slot& slot);
     void fail_system(Slot& slot, int code, uint64_t offset, uint64_t nbytes);
     void fail_short(Slot& slot, uint64_t offset, uint64_t nbytes);
     void fail_cuda(Slot& slot, CUresult code, const char* what);
+    void abandon(Slot& slot);
     void finish(Slot& slot);
     void recycle(Slot& slot);
     bool ensure_memory(Slot& slot);
@@ -77,7 +79,7 @@ class Mover {
     // Cancels what runs, waits for it, ends the threads, frees the ring. What is asked for afterwards is cancelled.
     void close();
 
-    std::shared_ptr<Job> create(std::vector<int> fds, int device);
+    std::shared_ptr<Job> create(std::vector<int> fds, int device, uint32_t forbid);
     void work_added(const std::shared_ptr<Job>& job);
     void forget(const std::shared_ptr<Job>& job);
 

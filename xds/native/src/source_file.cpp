@@ -2,6 +2,8 @@
 // Layer: native, below the job.
 #include "source_file.h"
 
+#include "cufile.h"
+
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <linux/stat.h>
@@ -129,6 +131,7 @@ void advance(iovec*& iov, int& count, size_t nbytes) {
 }  // namespace
 
 SourceFile::~SourceFile() {
+    if (cufile_) CuFile::get().close(cufile_);
     if (direct_fd_ >= 0) ::close(direct_fd_);
 }
 
@@ -173,6 +176,19 @@ int SourceFile::direct_fd() {
         }
     });
     return direct_fd_;
+}
+
+void* SourceFile::cufile(int device, bool* unproved) {
+    std::call_once(cufile_asked_, [&] {
+        if (!CuFile::module_loaded() || direct_fd() < 0) return;
+        std::string reason;
+        if (CuFile::get().proved(fd_, device, &reason))
+            cufile_ = CuFile::get().open(direct_fd_);
+        else
+            cufile_unproved_ = true;
+    });
+    *unproved = cufile_unproved_;
+    return cufile_;
 }
 
 int SourceFile::resident(uint64_t offset) const {

@@ -30,6 +30,10 @@ class SourceFile {
     // DIRECT_ALIGNMENT in offset, length and address.
     int direct_fd();
 
+    // The descriptor's cuFile handle for a device where real DMA was proved, or null; made once. `unproved` says that
+    // nvidia-fs is there and the proof failed.
+    void* cufile(int device, bool* unproved);
+
     // Asks with RWF_NOWAIT whether the page at `offset` is resident: 1, 0, or -1 where the kernel cannot say.
     // mincore is not asked: it answers "resident" to whoever may not write the file.
     int resident(uint64_t offset) const;
@@ -38,10 +42,12 @@ class SourceFile {
     void look();
 
     const int fd_;
-    std::once_flag looked_, opened_;
+    std::once_flag looked_, opened_, cufile_asked_;
     Storage storage_ = Storage::local;
     dev_t device_ = 0;
     int direct_fd_ = -1;
+    void* cufile_ = nullptr;
+    bool cufile_unproved_ = false;
 };
 
 // Copies `nbytes` of the file at `offset` through a mapping, `iov` by `iov`.
