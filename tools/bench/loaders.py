@@ -140,7 +140,7 @@ class Safetensors(Loader):
 
 
 class SafetensorsOwned(Safetensors):
-    """The same to the host, then a copy of each tensor: ``load_file`` alone maps the file and reads nothing."""
+    """The same to the host, then a copy of each tensor: ``load_file`` alone maps the file and copies nothing."""
 
     name = "safetensors-owned"
     devices = ("cpu",)

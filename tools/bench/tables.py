@@ -68,7 +68,7 @@ def add_ratios(case: dict[str, Any]) -> None:
     good = _good(case)
     limit = (case.get("limit") or {}).get("bytes_per_s")
     others = {name: peer["median_bytes_per_s"] for name, peer in good.items() if not is_ours(name)}
-    # A loader that maps the file and reads nothing is no peer in a host load.
+    # A loader that maps the file and copies nothing is no peer in a host load.
     if case["device"] == "cpu":
         others.pop("safetensors", None)
     best = max(others, key=lambda name: others[name], default=None)
