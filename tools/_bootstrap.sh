@@ -14,11 +14,13 @@ apt_install() {
     [ "$(id -u)" = 0 ] || die "missing: $*. Run as root, or: sudo apt-get install $*"
     if [ -z "$apt_updated" ]; then
         say "apt-get update"
-        apt-get -qq update >&2 || say "apt-get update failed; going on with the lists that are here"
+        apt-get -qq update >/dev/null 2>&1 || say "apt-get update failed; going on with the lists that are here"
         apt_updated=yes
     fi
     say "apt-get install $*"
-    DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "$@" >&2
+    local output
+    output="$(DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "$@" 2>&1)" ||
+        die "$output" "apt-get could not install $*"
 }
 
 fit() { "$1" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
