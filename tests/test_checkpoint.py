@@ -226,7 +226,7 @@ def test_a_gpu_that_is_not_there(medium, monkeypatch):
         load(medium[0], device="cuda")
     monkeypatch.setattr("xds.interop.devices.gpu_count", lambda: 2)
     with pytest.raises(DeviceError, match="2 CUDA devices, 0 to 1"):
-        load(medium[0], device="cuda:2", framework="torch")
+        load(medium[0], device="cuda:2", framework="cupy")
 
 
 def test_many_threads_on_one_checkpoint(medium):

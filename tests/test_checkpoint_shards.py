@@ -39,7 +39,7 @@ def test_a_folder_and_its_index(sharded, what):
     assert loaded.metadata == {"format": "pt", "x": "first", "y": "2"}
 
 
-@pytest.mark.parametrize("prefix", ["", "file://", "xds://", "local://"])
+@pytest.mark.parametrize("prefix", ["", "file://", "file://localhost", "xds://", "xds://localhost", "local://"])
 def test_urls_of_local_files(sharded, prefix):
     assert contents(load(f"{prefix}{sharded}", device="cpu")) == ALL
 

@@ -13,7 +13,7 @@ import pytest
 from checkpoint_files import BITS, noise, stored_bytes, values, write
 
 from xds.checkpoint import load, open_checkpoint
-from xds.errors import ArrayError, DeviceMemoryError
+from xds.errors import ArrayError, DeviceError, DeviceMemoryError
 from xds.interop import dlpack, framework
 from xds.interop.base import Places
 from xds.interop.devices import gpu_count
@@ -197,6 +197,21 @@ def test_tensors_that_die_with_the_interpreter(torch, make):
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "end\n"), ended.stderr
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_a_framework_without_cuda_beside_a_gpu(make, monkeypatch, name):
+    found = pytest.importorskip(name, reason=f"{name} is not installed")
+    if name == "torch":
+        monkeypatch.setattr(found.cuda, "is_available", lambda: False)
+    else:
+        monkeypatch.setattr(found, "devices", lambda kind: [])
+    monkeypatch.setattr("xds.interop.devices.gpu_count", lambda: 1)
+    path, _ = make(["F32"])
+    assert load(path, framework=name).report.device is None
+    for device in ("cuda", 0):
+        with pytest.raises(DeviceError, match=f"installed {name} is built without CUDA"):
+            load(path, device=device, framework=name)
 
 
 # --- JAX ---

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from xds.backend import Backend, Handle, Transfer
 from xds.checkpoint import index, selection
 from xds.checkpoint.layout import BlockPlan, plan_blocks
+from xds.checkpoint.locate import locate
 from xds.checkpoint.safetensors import DTYPES, MAX_HEADER_NBYTES, Header, read_header
 from xds.checkpoint.selection import Names, Table, TensorInfo
-from xds.errors import DeviceMemoryError, UrlError
+from xds.errors import DeviceMemoryError
 from xds.interop import Block, Framework, host, resolve
 from xds.interop import framework as find_framework
 from xds.report import ReadReport
@@ -170,7 +172,7 @@ class Checkpoint:
                 for nbytes in _landed(transfer, started, job):
                     progress(nbytes, job.nbytes)
             report = transfer.wait()
-            self._check_unchanged(job.table)
+            self._check_unchanged(job.table.file)
         if not job.framework.early:
             for item in started:
                 arrays.update(_arrays(job, item))
@@ -187,6 +189,7 @@ class Checkpoint:
     ) -> Iterator[tuple[str, Any]]:
         """Yield ``(name, array)`` as tensors become ready; each array is the caller's.
 
+        The memory for all of them is allocated when the first one is asked for.
         A file that changes is reported before its next tensor is yielded, and at the end. Leaving the loop early
         stops the reading. Arguments and errors as in :func:`load`; they are checked before the first tensor.
         """
@@ -197,11 +200,11 @@ class Checkpoint:
             started = dict(enumerate(_start(job, transfer)))
             while (number := transfer.next_ready()) is not None:
                 item = started.pop(number)
-                self._handles[int(job.table.file[item.plan.first])].check_unchanged()
+                self._check_unchanged(job.table.file[item.plan.first : item.plan.last])
                 yield from _arrays(job, item)
                 del item
             transfer.wait()
-            self._check_unchanged(job.table)
+            self._check_unchanged(job.table.file)
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
@@ -235,8 +238,8 @@ class Checkpoint:
             host.require_available(job.nbytes, f"a load of {len(job.table)} tensors")
         return self._backend.transfer(self._handles, device=job.device, require=job.require, timeout_s=job.timeout_s)
 
-    def _check_unchanged(self, table: Table) -> None:
-        for number in np.unique(table.file).tolist():
+    def _check_unchanged(self, files: npt.NDArray[np.uint32]) -> None:
+        for number in np.unique(files).tolist():
             self._handles[number].check_unchanged()
 
 
@@ -308,7 +311,7 @@ def open_checkpoint(
         TruncatedError: a file that is shorter than its header says.
         OSError: not found, no permission, and so on, as Python's own classes.
     """
-    backend, path = _locate(url)
+    backend, path = locate(url)
     sources = index.find(backend, path)
     with contextlib.ExitStack() as stack:
         handles: list[Handle] = []
@@ -335,29 +338,6 @@ def _read_headers(handles: list[Handle], max_header_nbytes: int) -> list[Header]
         futures = [pool.submit(read, handle) for handle in handles]
         # The first file in order is blamed, whichever thread was faster.
         return [future.result() for future in futures]
-
-
-def _locate(url: str | os.PathLike[str]) -> tuple[Backend, str]:
-    """Return the backend of a URL and the path in it. Plain paths and ``file://`` are read through ``xds://``."""
-    import fsspec
-
-    text = os.fspath(url)
-    if not isinstance(text, str):
-        raise UrlError(f"a URL must be str or a path of str, not {type(text).__name__}")
-    for local in ("file://", "local://"):
-        if text.startswith(local):
-            text = text[len(local) :]
-            break
-    if "://" not in text and "::" not in text:
-        text = f"xds://{os.path.abspath(os.path.expanduser(text))}"  # noqa: PTH100, PTH111 (text, nothing is resolved)
-    fs, path = fsspec.url_to_fs(text)
-    backend = getattr(fs, "backend", None)
-    if backend is None:
-        raise UrlError(
-            f"{url}: {type(fs).__name__} reads no checkpoints into arrays; "
-            "use xds:///path for files of this machine, or copy the file to it first"
-        )
-    return backend, path
 
 
 def load(

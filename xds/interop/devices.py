@@ -1,9 +1,10 @@
-"""Which device and which framework a load means. Layer: interop; imports no framework that is not imported already."""
+"""Which device and which framework a load means. Layer: interop; imports a framework only where it is asked for."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import importlib.util
 import sys
 from typing import Any
@@ -30,8 +31,8 @@ def resolve(device: object, framework: str | None) -> tuple[int | None, str]:
     """Return (CUDA ordinal or ``None`` for host memory, framework name).
 
     Args:
-        device: ``None`` (a GPU if there is one, else the host), ``"cpu"``, ``"cuda"``, ``"cuda:N"``, an ordinal, or
-            anything whose ``str`` is one of these (``torch.device``).
+        device: ``None`` (a GPU if there is one that the framework can use, else the host), ``"cpu"``, ``"cuda"``,
+            ``"cuda:N"``, an ordinal, or anything whose ``str`` is one of these (``torch.device``).
         framework: ``None`` (GPU: torch if it is imported, else CuPy; host: NumPy) or one of :data:`FRAMEWORKS`.
 
     Raises:
@@ -52,9 +53,7 @@ def resolve(device: object, framework: str | None) -> tuple[int | None, str]:
 
 def _ordinal(device: object, framework: str | None) -> int | None:
     if device is None:
-        if framework == "numpy" or gpu_count() == 0:
-            return None
-        return _current()
+        return _current() if gpu_count() and framework != "numpy" and _has_cuda(framework) else None
     if isinstance(device, bool):
         raise UrlError(f"device={device!r} is no device; expected None, 'cpu', 'cuda', 'cuda:N' or an ordinal")
     text = f"cuda:{device}" if isinstance(device, int) else str(device)
@@ -68,6 +67,8 @@ def _ordinal(device: object, framework: str | None) -> int | None:
         raise DeviceError(
             f"device={device!r}: no CUDA GPU on this machine (or no driver); device='cpu' loads into host memory"
         )
+    if not _has_cuda(framework):
+        raise DeviceError(f"device={device!r}: the installed {framework} is built without CUDA, or finds no GPU")
     ordinal = int(index) if colon else _current()
     if ordinal >= count:
         raise DeviceError(f"device={device!r}: the driver shows {count} CUDA devices, 0 to {count - 1}")
@@ -77,6 +78,22 @@ def _ordinal(device: object, framework: str | None) -> int | None:
 def _torch_cuda() -> Any:
     torch: Any = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() else None
+
+
+def _has_cuda(framework: str | None) -> bool:
+    """Whether a framework that comes with and without CUDA has it; ``True`` for the others."""
+    if framework not in ("torch", "jax"):
+        return True
+    try:
+        found: Any = importlib.import_module(framework)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"arrays of {framework} were asked for, and {error.name} is not installed") from error
+    if framework == "torch":
+        return bool(found.cuda.is_available())
+    try:
+        return len(found.devices("gpu")) > 0
+    except RuntimeError:
+        return False
 
 
 def _current() -> int:
