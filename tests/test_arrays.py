@@ -14,6 +14,7 @@ import pytest
 
 from xds import arrays
 from xds.arrays import destination
+from xds.engine import cuda
 from xds.errors import ArrayError
 
 CPU, CUDA, CUDA_HOST, OPENCL, MANAGED = 1, 2, 3, 4, 13
@@ -186,22 +187,20 @@ def test_cuda_array_interface_of_no_bytes_needs_no_driver():
     assert (target.address, target.nbytes) == (0, 0)
 
 
-class FakeDriver:
-    """cuPointerGetAttribute of a driver that knows one pointer."""
+def knows(monkeypatch, found, count=2, reason=""):
+    """A CUDA driver that knows one pointer."""
 
-    def __init__(self, *, managed=0, memory_type=2, ordinal=1, status=0):
-        self.values = {8: managed, 2: memory_type, 9: ordinal}
-        self.status = status
+    def pointer(address):
+        assert address == 0x1000
+        return found
 
-    def cuPointerGetAttribute(self, value, attribute, pointer):
-        assert pointer.value == 0x1000
-        value._obj.value = self.values[attribute]
-        return self.status
+    monkeypatch.setattr(cuda, "pointer", pointer)
+    monkeypatch.setattr(cuda, "device_count", lambda: (count, reason))
 
 
 @pytest.mark.parametrize("strides", [None, (8, 4)])
 def test_cuda_array_interface_asks_the_driver_for_the_device(monkeypatch, strides):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeDriver())
+    knows(monkeypatch, cuda.Pointer(1, False))
     target = destination(FakeCuda(strides=strides))
     assert (target.address, target.nbytes, target.device, target.stream) == (0x1000, 32, 1, 0)
     assert destination(FakeCuda(stream=1)).stream == 1
@@ -210,25 +209,22 @@ def test_cuda_array_interface_asks_the_driver_for_the_device(monkeypatch, stride
 
 
 @pytest.mark.parametrize(
-    ("driver", "words"),
+    ("found", "words"),
     [
-        (FakeDriver(managed=1), "managed"),
-        (FakeDriver(memory_type=1), "not device memory"),
-        (FakeDriver(status=1), "CUDA error 1"),
+        (cuda.Pointer(0, True), "managed"),
+        (cuda.Pointer(None, False), "not device memory"),
+        (None, "does not know its pointer 0x1000"),
     ],
 )
-def test_cuda_array_interface_with_a_pointer_that_does_not_do(monkeypatch, driver, words):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+def test_cuda_array_interface_with_a_pointer_that_does_not_do(monkeypatch, found, words):
+    knows(monkeypatch, found)
     with pytest.raises(ArrayError, match=words):
         destination(FakeCuda())
 
 
 def test_cuda_array_interface_without_a_driver(monkeypatch):
-    def missing(name):
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    with pytest.raises(ArrayError, match="no CUDA driver"):
+    knows(monkeypatch, None, 0, "libcuda.so.1: not found")
+    with pytest.raises(ArrayError, match=r"no usable CUDA driver \(libcuda.so.1: not found\)"):
         destination(FakeCuda())
 
 

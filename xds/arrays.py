@@ -310,21 +310,16 @@ def _cuda_array_interface(array: Any, stream: Any) -> Destination:
 
 def _pointer_device(array: Any, address: int) -> int:
     """Ask the driver on which device ``address`` is: the interface does not say."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        _refuse(array, "it claims to be CUDA memory, but there is no CUDA driver (libcuda.so.1)")
-    # CU_POINTER_ATTRIBUTE_IS_MANAGED, _MEMORY_TYPE (CU_MEMORYTYPE_DEVICE is 2) and _DEVICE_ORDINAL, cuda.h.
-    values = []
-    for attribute in (8, 2, 9):
-        value = ctypes.c_uint32(0)
-        status = driver.cuPointerGetAttribute(ctypes.byref(value), attribute, ctypes.c_uint64(address))
-        if status:
-            _refuse(array, f"the CUDA driver does not know its pointer {address:#x} (CUDA error {status})")
-        values.append(value.value)
-    managed, memory_type, ordinal = values
-    if managed:
+    from xds.engine import cuda  # loads the native core, which host arrays never need
+
+    known = cuda.pointer(address)
+    if known is None:
+        count, reason = cuda.device_count()
+        if count == 0:
+            _refuse(array, f"it claims to be CUDA memory, but there is no usable CUDA driver ({reason})")
+        _refuse(array, f"the CUDA driver does not know its pointer {address:#x}")
+    if known.managed:
         _refuse_managed(array)
-    if memory_type != 2:
+    if known.device is None:
         _refuse(array, f"its pointer {address:#x} is not device memory")
-    return ordinal
+    return known.device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -55,6 +56,10 @@ class Totals:
         self._lock = threading.Lock()
         self._clear()
 
+    def after_fork(self) -> None:
+        """Take a new lock: the old one may be held by a thread that the child does not have."""
+        self._lock = threading.Lock()
+
     def _clear(self) -> None:
         self._reads = 0
         self._errors = 0
@@ -93,3 +98,4 @@ class Totals:
 
 #: The process's sums; ``xds.stats()`` shows them.
 TOTALS = Totals()
+os.register_at_fork(after_in_child=TOTALS.after_fork)

@@ -24,7 +24,7 @@
 
 namespace {
 
-constexpr int SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
+constexpr int SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
               NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713;
 constexpr int DEVICES = 2;
 constexpr uint64_t MEMORY = uint64_t{8} << 30;
@@ -34,7 +34,7 @@ struct Event {
 };
 
 struct Operation {
-    enum Kind { copy, record, wait, sleep } kind;
+    enum Kind { copy, record, wait, sleep, fill } kind;
     uint64_t destination = 0, nbytes = 0, ticket = 0;
     const char* source = nullptr;
     Event* event = nullptr;
@@ -63,12 +63,15 @@ struct Driver {
     std::deque<Event> events;  // kept when destroyed: a queued wait may still name one, as the real driver allows
     int sticky = SUCCESS;
     bool started = false;
+    pid_t owner = 0;  // who initialised: as with the real driver, a forked child can do nothing
 };
 
 Driver& driver() {
     static auto* made = new Driver;  // never destroyed: the engine thread outlives main
     return *made;
 }
+
+bool forked() { return driver().owner && driver().owner != getpid(); }
 
 thread_local std::deque<int> contexts;  // current context: device + 1
 
@@ -117,6 +120,10 @@ void engine() {
                     std::memcpy(target->shadow + offset, op.source, op.nbytes);
                 ++d.counters["copies"];
                 d.counters["copied_nbytes"] += static_cast<int64_t>(op.nbytes);
+            } else if (op.kind == Operation::fill) {
+                uint64_t offset = 0;
+                if (Allocation* target = inside(op.destination, op.nbytes, &offset))
+                    std::memset(target->shadow + offset, static_cast<int>(op.ticket), op.nbytes);
             } else if (op.kind == Operation::record) {
                 op.event->done = std::max(op.event->done, op.ticket);
             }
@@ -170,6 +177,8 @@ API int64_t fake_cuda_get(const char* counter) {
 
 API int cuInit(unsigned) {
     Driver& d = driver();
+    if (forked()) return NOT_INITIALIZED;
+    d.owner = getpid();
     std::lock_guard lock(d.mutex);
     if (!d.started) {
         d.started = true;
@@ -182,6 +191,7 @@ API int cuDriverGetVersion(int* version) {
     return SUCCESS;
 }
 API int cuDeviceGetCount(int* count) {
+    if (forked()) return NOT_INITIALIZED;
     *count = DEVICES;
     return SUCCESS;
 }
@@ -193,11 +203,21 @@ API int cuDeviceGetName(char* name, int size, int) {
     std::strncpy(name, "Fake GPU", static_cast<size_t>(size));
     return SUCCESS;
 }
+API int cuDeviceTotalMem_v2(size_t* nbytes, int) {
+    *nbytes = MEMORY;
+    return SUCCESS;
+}
+API int cuDeviceGetAttribute(int* value, int, int) {
+    *value = 9;
+    return SUCCESS;
+}
 API int cuDevicePrimaryCtxRetain(void** context, int device) {
+    if (forked()) return NOT_INITIALIZED;
     *context = reinterpret_cast<void*>(static_cast<intptr_t>(device) + 1);
     return SUCCESS;
 }
 API int cuCtxPushCurrent_v2(void* context) {
+    if (forked()) return NOT_INITIALIZED;
     contexts.push_back(static_cast<int>(reinterpret_cast<intptr_t>(context)));
     return SUCCESS;
 }
@@ -208,6 +228,7 @@ API int cuCtxPopCurrent_v2(void** context) {
     return SUCCESS;
 }
 API int cuCtxSetCurrent(void* context) {
+    if (forked()) return NOT_INITIALIZED;
     if (!contexts.empty()) contexts.pop_back();
     contexts.push_back(static_cast<int>(reinterpret_cast<intptr_t>(context)));
     return SUCCESS;
@@ -314,6 +335,7 @@ API int cuMemGetInfo_v2(size_t* free_nbytes, size_t* total_nbytes) {
     return SUCCESS;
 }
 API int cuPointerGetAttribute(void* data, int attribute, unsigned long long address) {
+    if (forked()) return NOT_INITIALIZED;
     std::lock_guard lock(driver().mutex);
     uint64_t offset = 0;
     Allocation* allocation = inside(address, 1, &offset);
@@ -326,7 +348,9 @@ API int cuPointerGetAttribute(void* data, int attribute, unsigned long long addr
     }
 }
 API int cuGetErrorName(int code, const char** name) {
-    *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR";
+    *name = code == OUT_OF_MEMORY     ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : code == NOT_INITIALIZED ? "CUDA_ERROR_NOT_INITIALIZED"
+            : code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR";
     return SUCCESS;
 }
 API int cuGetErrorString(int, const char** text) {
@@ -373,7 +397,18 @@ API int cuMemcpyHtoD_v2(unsigned long long destination, const void* source, size
     std::memcpy(allocation->shadow + offset, source, nbytes);
     return SUCCESS;
 }
-// Device work that takes a while and then writes one byte value over a range, on a stream: an earlier user of memory.
+// Device work that writes one byte value over a range, on a stream: an earlier user of memory.
+API int fake_cuda_fill(void* handle, unsigned long long address, int value, size_t nbytes) {
+    std::lock_guard lock(driver().mutex);
+    Stream* stream = find(handle);
+    if (!stream) return INVALID_VALUE;
+    stream->queue.push_back({.kind = Operation::fill,
+                             .destination = address,
+                             .nbytes = nbytes,
+                             .ticket = static_cast<uint64_t>(value)});
+    return SUCCESS;
+}
+// Device work that takes a while.
 API int fake_cuda_busy(void* handle, uint64_t microseconds) {
     std::lock_guard lock(driver().mutex);
     Stream* stream = find(handle);

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,8 +42,9 @@ class Driver:
 
 
 @functools.cache
-def driver(library: str = "libcuda.so.1") -> Driver:
-    """Ask libcuda for its version and its devices; makes no context."""
+def driver(library: str | None = None) -> Driver:
+    """Ask libcuda (or what ``XDS_CUDA_LIBRARY`` names) for its version and its devices; makes no context."""
+    library = library or os.environ.get("XDS_CUDA_LIBRARY") or "libcuda.so.1"
     try:
         cuda = ctypes.CDLL(library)
     except OSError:

@@ -109,6 +109,22 @@ class _Native:
         self.job_free = function("xds_job_free", None, pointer)
 
 
+class _Job:
+    """A native job, freed when the last one who uses it lets go: another thread may be asking whether it is done."""
+
+    __slots__ = ("_as_parameter_", "_free", "_pid")
+
+    def __init__(self, native: _Native, pointer: int) -> None:
+        self._as_parameter_ = ctypes.c_void_p(pointer)
+        self._free = native.job_free
+        self._pid = os.getpid()
+
+    def __del__(self) -> None:
+        # A forked child leaves it alone: the locks inside may be held by threads that are not here.
+        if self._pid == os.getpid():
+            self._free(self)
+
+
 class _Process:
     """The mover of this process. A forked child starts without one: the parent's threads are not there."""
 
@@ -116,8 +132,6 @@ class _Process:
         self.lock = threading.Lock()
         self.native: _Native | None = None
         self.mover: int | None = None
-        self.used_cuda = False
-        self.inherited_cuda = False
         #: Transfers that would not come to rest: held with their arrays until they do.
         self.abandoned: set[MoverTransfer] = set()
 
@@ -125,10 +139,10 @@ class _Process:
         """Forget what belongs to the parent; nothing is freed, its owner lives on there."""
         self.lock = threading.Lock()
         self.mover = None
-        self.inherited_cuda = self.inherited_cuda or self.used_cuda
         self.abandoned = set()
 
-    def get(self) -> tuple[_Native, int]:
+    def new_job(self, fds: Sequence[int], device: int, forbid: int) -> tuple[_Native, _Job | None]:
+        """Make a job, and the mover if there is none; under the lock, so that no close comes between."""
         with self.lock:
             if self.native is None:
                 self.native = _Native()
@@ -146,7 +160,9 @@ class _Process:
                 if not self.mover:
                     self.mover = None
                     raise ValueError(f"the mover refused {wanted}")
-            return self.native, self.mover
+            array = (ctypes.c_int32 * len(fds))(*fds)
+            pointer = self.native.job_create(self.mover, array, len(fds), device, forbid)
+            return self.native, _Job(self.native, pointer) if pointer else None
 
     def close(self) -> None:
         with self.lock:
@@ -210,7 +226,6 @@ class MoverTransfer:
             self._check_device(device)
         if require_dma:
             self._check_dma(fds, paths, device)
-        self._native, mover = _PROCESS.get()
         self._paths = tuple(paths)
         self._device = device
         self._timeout_s = timeout_s
@@ -219,27 +234,23 @@ class MoverTransfer:
         self._begin = time.perf_counter()
         self._counted = False
         self._report: ReadReport | None = None
-        array = (ctypes.c_int32 * len(fds))(*fds)
         # Forbidden: all but cuFile.
         forbid = sum(1 << i for i, name in enumerate(METHODS) if name != "cufile") if require_dma else 0
-        ordinal = -1 if device is None else device
-        self._job: int | None = self._native.job_create(mover, array, len(fds), ordinal, forbid)
+        self._drain_until: float | None = None
+        self._job: _Job | None
+        self._native, self._job = _PROCESS.new_job(fds, -1 if device is None else device, forbid)
         if self._job is None:
             raise DeviceError(f"CUDA device {device} cannot be used: {cuda.device_count()[1]}")
 
     @staticmethod
     def _check_device(device: int) -> None:
-        if _PROCESS.inherited_cuda:
-            raise ForkedProcessError(
-                "this process was forked after its parent used the GPU, and CUDA does not survive a fork; "
-                "start workers with the spawn or forkserver method, or read into host arrays here"
-            )
         count, reason = cuda.device_count()
+        if count == 0:
+            cuda.check_not_forked()
         if not 0 <= device < count:
             raise DeviceError(
                 f"CUDA device {device} does not exist: {count} usable" + (f" ({reason})" if reason else "")
             )
-        _PROCESS.used_cuda = True
 
     @staticmethod
     def _check_dma(fds: Sequence[int], paths: Sequence[str], device: int | None) -> None:
@@ -292,12 +303,13 @@ class MoverTransfer:
                 raise ArrayError(f"destination {address:#x} is {what}, expected memory of CUDA device {self._device}")
         return segments
 
-    def _own_job(self) -> int:
+    def _own_job(self) -> _Job:
         if self._pid != os.getpid():
             raise ForkedProcessError("this transfer was begun by the parent process; begin a new one here")
-        if self._job is None:
+        job = self._job
+        if job is None:
             raise CancelledError("this transfer is over")
-        return self._job
+        return job
 
     def seal(self) -> None:
         """Say that no more batches come."""
@@ -356,17 +368,22 @@ class MoverTransfer:
 
     def done(self) -> bool:
         """Whether everything has landed or failed; never blocks."""
-        return self._job is None or bool(self._native.job_drained(self._own_job()))
+        job = self._job
+        if job is not None and self._pid != os.getpid():
+            self._own_job()  # raises
+        return job is None or bool(self._native.job_drained(job))
 
     def cancel(self) -> None:
         """Stop and drain; see :meth:`xds.backend.Transfer.cancel`."""
-        if self._job is not None and self._pid == os.getpid():
+        if self._pid == os.getpid():
             self._stop()
 
     @property
     def landed_nbytes(self) -> int:
         """Bytes that have arrived so far."""
-        return self._counters().landed_nbytes if self._job is not None else self._report.nbytes if self._report else 0
+        if self._report is not None:
+            return self._report.nbytes
+        return self._counters().landed_nbytes if self._job is not None else 0
 
     @contextlib.contextmanager
     def _cancel_on_error(self) -> Any:
@@ -379,9 +396,15 @@ class MoverTransfer:
 
     def _stop(self) -> bool:
         """Cancel and wait for what is in flight; return whether it came to rest in time."""
-        job = self._own_job()
+        job = self._job
+        if job is None:
+            return True
+        # First of all: if a second Ctrl-C ends the wait, the arrays must stay all the same.
+        _PROCESS.abandoned.add(self)
         self._native.job_cancel(job)
-        deadline = time.monotonic() + _DRAIN_S
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + _DRAIN_S
+        deadline = self._drain_until
         while not (drained := bool(self._native.job_drained(job))) and time.monotonic() < deadline:
             self._native.job_wait(job, 50_000_000)
         if not self._counted:
@@ -389,18 +412,17 @@ class MoverTransfer:
             TOTALS.add_error()
         if drained:
             self._release()
-        else:
-            _PROCESS.abandoned.add(self)
         return drained
 
     def _release(self) -> None:
-        job, self._job = self._job, None
+        _PROCESS.abandoned.discard(self)
+        self._job = None
         self._keepalive.clear()
-        if job is not None:
-            self._native.job_free(job)
-        for other in [t for t in _PROCESS.abandoned if t is not self and t.done()]:
-            _PROCESS.abandoned.discard(other)
-            other._release()
+        for other in list(_PROCESS.abandoned):
+            if other.done():
+                _PROCESS.abandoned.discard(other)
+                other._job = None
+                other._keepalive.clear()
 
     def _counters(self) -> _Counters:
         counters = _Counters()

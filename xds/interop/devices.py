@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import importlib
 import importlib.util
 import sys
 from typing import Any
 
+from xds.engine import cuda
 from xds.errors import DeviceError, UrlError
 
 FRAMEWORKS = ("numpy", "cupy", "torch", "jax")
 
 
-@functools.cache
 def gpu_count() -> int:
-    """Return how many CUDA devices the driver shows; 0 without a driver."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
+    """Return how many CUDA devices this process can use; 0 without a driver, and after a fork of a user of the GPU."""
+    return cuda.device_count()[0]
 
 
 def resolve(device: object, framework: str | None) -> tuple[int | None, str]:
@@ -38,6 +29,7 @@ def resolve(device: object, framework: str | None) -> tuple[int | None, str]:
     Raises:
         UrlError: a device or framework that is none, or that do not go together.
         DeviceError: a CUDA device that is not there.
+        ForkedProcessError: a CUDA device, in a process forked after its parent used the GPU.
     """
     if framework is not None and framework not in FRAMEWORKS:
         raise UrlError(f"framework={framework!r} is none of {', '.join(FRAMEWORKS)}")
@@ -64,6 +56,7 @@ def _ordinal(device: object, framework: str | None) -> int | None:
         raise UrlError(f"device={device!r} is no device; expected None, 'cpu', 'cuda', 'cuda:N' or an ordinal")
     count = gpu_count()
     if count == 0:
+        cuda.check_not_forked()
         raise DeviceError(
             f"device={device!r}: no CUDA GPU on this machine (or no driver); device='cpu' loads into host memory"
         )

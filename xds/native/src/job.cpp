@@ -333,6 +333,12 @@ void Job::cancel() {
     if (!finished) stop_locked(XDS_CANCELED);
 }
 
+void Job::refuse(int code) {
+    std::lock_guard lock(mutex_);
+    if (!stopped_) failure_.code = code;
+    stop_locked(XDS_SYSTEM);
+}
+
 xds_status Job::wait(int64_t timeout_ns) {
     std::unique_lock lock(mutex_);
     auto over = [this] {

@@ -74,6 +74,8 @@ class Job : public std::enable_shared_from_this<Job> {
     // A chunk that did not land; the first failure is the job's.
     void failed(const Chunk& chunk, xds_status status, int code, uint64_t offset, uint64_t nbytes, std::string text);
     void cancel();
+    // Fails with an errno: there is nobody to carry it out.
+    void refuse(int code);
 
     xds_status wait(int64_t timeout_ns);
     xds_status next_ready(int64_t timeout_ns, uint64_t* batch);

@@ -11,8 +11,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
+#include <system_error>
 
 namespace xds {
 namespace {
@@ -399,16 +401,35 @@ void Worker::release() {
 Mover::Mover(const xds_mover_config& config) : config_(config) {}
 
 void Mover::close() {
+    constexpr std::chrono::seconds PATIENCE{5};
     std::vector<std::thread> threads;
     {
-        std::lock_guard lock(mutex_);
+        std::unique_lock lock(mutex_);
         stopping_ = true;
         for (auto& job : jobs_) job->cancel();
         jobs_.clear();
         threads.swap(threads_);
         work_.notify_all();
+        if (!ended_.wait_for(lock, PATIENCE, [this] { return running_ == 0; })) {
+            left_ = shared_from_this();
+            for (std::thread& thread : threads) thread.detach();
+            return;
+        }
     }
     for (std::thread& thread : threads) thread.join();
+    free_all();
+}
+
+void Mover::thread_ended() {
+    std::shared_ptr<Mover> self;  // goes after the lock has: it may be the last that holds the mutex
+    std::lock_guard lock(mutex_);
+    if (--running_ == 0) {
+        self.swap(left_);
+        ended_.notify_all();
+    }
+}
+
+void Mover::free_all() {
     std::lock_guard lock(mutex_);
     for (auto& worker : workers_) worker->release();
     workers_.clear();
@@ -457,9 +478,23 @@ void Mover::work_added(const std::shared_ptr<Job>& job) {
         sigdelset(&all, SIGBUS);
         sigdelset(&all, SIGSEGV);
         pthread_sigmask(SIG_SETMASK, &all, &old);
-        threads_.emplace_back(&Worker::run, workers_.back().get());
-        pthread_setname_np(threads_.back().native_handle(), "xds-mover");
+        int refused = 0;
+        try {
+            threads_.emplace_back([this, worker = workers_.back().get()] {
+                worker->run();
+                thread_ended();
+            });
+            ++running_;
+            pthread_setname_np(threads_.back().native_handle(), "xds-mover");
+        } catch (const std::system_error& error) {
+            refused = error.code().value();
+            workers_.pop_back();
+        }
         pthread_sigmask(SIG_SETMASK, &old, nullptr);
+        if (refused == 0) continue;
+        // A limit on threads or memory: those that are there do it alone.
+        if (threads_.empty()) job->refuse(refused);
+        break;
     }
     work_.notify_all();
 }

@@ -71,12 +71,13 @@ class Worker {
     uint32_t reading_ = 0, copying_ = 0, idle_polls_ = 0;
 };
 
-class Mover {
+class Mover : public std::enable_shared_from_this<Mover> {
   public:
     explicit Mover(const xds_mover_config& config);
     ~Mover() { close(); }
 
     // Cancels what runs, waits for it, ends the threads, frees the ring. What is asked for afterwards is cancelled.
+    // Where a thread hangs in the kernel or in the driver, all that is left to the last such thread to free.
     void close();
 
     std::shared_ptr<Job> create(std::vector<int> fds, int device, uint32_t forbid);
@@ -103,7 +104,12 @@ class Mover {
     size_t turn_ = 0;
     std::vector<std::shared_ptr<Job>> jobs_;
     std::vector<std::unique_ptr<Worker>> workers_;
+    void thread_ended();
+    void free_all();
     std::vector<std::thread> threads_;
+    std::condition_variable ended_;
+    size_t running_ = 0;            // threads that have not ended
+    std::shared_ptr<Mover> left_;   // itself, where close left it to its threads
     std::atomic<bool> stopping_{false};
 };
 
