@@ -64,7 +64,7 @@ def _read(probe: Path, paths: list[Path], way: tuple[str, int, int, bool]) -> di
     return {"mode": mode, "chunk_nbytes": chunk, "width": width, "willneed": willneed, **answer}
 
 
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _key(row: Mapping[str, Any]) -> tuple[str, int, int, bool]:
     return row["mode"], row["chunk_nbytes"], row["width"], row["willneed"]
 
 
@@ -76,11 +76,7 @@ def cold_reads(
     for way in ways or COLD_WAYS:
         before = residency.make_cold(paths)
         rows.append({**_read(probe, paths, way), "resident_before": before})
-    best = []
-    for kind in ("direct", "buffered"):
-        good = [row for row in rows if row["mode"].endswith(kind) and "bytes_per_s" in row]
-        if good:
-            best.append(_key(max(good, key=lambda row: float(row["bytes_per_s"]))))
+    best = best_ways(rows)
     for _ in range(again):
         for way in best:
             before = residency.make_cold(paths)
@@ -88,21 +84,34 @@ def cold_reads(
     return rows
 
 
-def best_read(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the way with the best median, with that median as ``bytes_per_s``; of ways measured most often."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+def _medians(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row a way, its rate the median; only of the ways measured most often."""
+    groups: dict[tuple[str, int, int, bool], list[dict[str, Any]]] = {}
     for row in rows:
         if "bytes_per_s" in row:
             groups.setdefault(_key(row), []).append(row)
-    if not groups:
-        return None
-    most = max(len(group) for group in groups.values())
-    medians = [
-        {**group[0], "bytes_per_s": statistics.median(row["bytes_per_s"] for row in group), "samples": len(group)}
+    most = max((len(group) for group in groups.values()), default=0)
+    return [
+        {**group[0], "bytes_per_s": statistics.median(row["bytes_per_s"] for row in group), "samples": most}
         for group in groups.values()
         if len(group) == most
     ]
-    return max(medians, key=lambda row: float(row["bytes_per_s"]))
+
+
+def best_ways(rows: list[dict[str, Any]]) -> list[tuple[str, int, int, bool]]:
+    """Return the fastest direct and the fastest buffered way among ``rows``."""
+    medians = _medians(rows)
+    best = []
+    for kind in ("direct", "buffered"):
+        good = [row for row in medians if row["mode"].endswith(kind)]
+        if good:
+            best.append(_key(max(good, key=lambda row: float(row["bytes_per_s"]))))
+    return best
+
+
+def best_read(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the way with the best median, with that median as ``bytes_per_s``; of ways measured most often."""
+    return max(_medians(rows), key=lambda row: float(row["bytes_per_s"]), default=None)
 
 
 def warm_reads(probe: Path, paths: list[Path]) -> list[dict[str, Any]]:
