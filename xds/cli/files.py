@@ -30,13 +30,15 @@ def _shown(name: str) -> str:
 
 
 def ls(
-    targets: Targets = ["."],  # noqa: B006 - typer reads it and never changes it
+    targets: Annotated[
+        list[str] | None, typer.Argument(metavar="[URL...]", help="URLs or paths; without any, the current folder.")
+    ] = None,
     long: Annotated[bool, typer.Option("--long", "-l", help="Type, size and time (UTC) too.")] = False,
     json: Json = False,
 ) -> None:
     """List a folder, or show that a file is there."""
     entries: list[dict[str, Any]] = []
-    for target in targets:
+    for target in targets or ["."]:
         filesystem, path = resolve(target)
         entries += filesystem.ls(path, detail=True)
     if json:
