@@ -86,7 +86,9 @@ class Xds(Loader):
 
     name = "xds"
     distribution = "xpu-direct-storage"
-    modules: ClassVar[tuple[str, ...]] = ("xds", "xds.checkpoint")
+    modules: ClassVar[tuple[str, ...]] = (
+        "xds", "xds.checkpoint", "xds.filesystem", "xds.direct.backend", "xds.engine.mover", "xds.interop.torch_tensors",
+    )  # fmt: skip
     devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
     framework: ClassVar[str] = "torch"
 
@@ -109,7 +111,7 @@ class XdsCupy(Xds):
     """``xds.load`` to CuPy."""
 
     name = "xds-cupy"
-    modules = ("xds", "xds.checkpoint", "cupy")
+    modules = (*Xds.modules, "xds.interop.cupy_arrays", "cupy")
     devices = ("cuda",)
     framework = "cupy"
 
@@ -118,6 +120,7 @@ class XdsNumpy(Xds):
     """``xds.load`` to NumPy."""
 
     name = "xds-numpy"
+    modules = (*Xds.modules, "xds.interop.numpy_arrays")
     devices = ("cpu",)
     framework = "numpy"
 
