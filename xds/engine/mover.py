@@ -438,7 +438,7 @@ class MoverTransfer:
             return XdsError(f"{where}: read failed: {os.strerror(failure.code)}", errno=failure.code, filename=path)
         if failure.status == _SHORT_READ:
             return ShortReadError(
-                f"{where} are missing: the file ended at {failure.offset}; it was longer when it was opened",
+                f"{where} are missing: the file ends there or earlier; it was longer when it was opened",
                 filename=path,
             )
         if failure.status == _CUDA:
