@@ -209,10 +209,10 @@ void Worker::finish_direct(Slot& slot, int64_t result) {
     if (result == -EINVAL || result == -EOPNOTSUPP) {
         // O_DIRECT opened, but this read is refused: the file system knows better.
         job.refuse_direct(chunk.file);
-        chunk.method = XDS_BUFFERED;
     } else if (result < 0 && result != -EAGAIN && result != -EINTR) {
         return fail_system(slot, static_cast<int>(-result), chunk.read_offset, chunk.needed_nbytes);
     }
+    if (result < 0) chunk.method = XDS_BUFFERED;
     if (got < chunk.needed_nbytes) {
         // A short answer, or the unaligned tail of the file: the rest comes through the page cache, by absolute offset.
         ++retries;
