@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from xds.checkpoint import index, selection
 from xds.checkpoint.layout import BlockPlan, plan_blocks
 from xds.checkpoint.locate import locate
 from xds.checkpoint.safetensors import DTYPES, MAX_HEADER_NBYTES, Header, read_header
-from xds.checkpoint.selection import Names, Table, TensorInfo
+from xds.checkpoint.selection import Names, Table, TensorInfo, distinct
 from xds.errors import DeviceMemoryError
 from xds.interop import Block, Framework, host, resolve
 from xds.interop import framework as find_framework
@@ -32,6 +33,7 @@ Progress = Callable[[int, int], object]
 Device = str | int | None
 
 _HEADER_THREADS = 8
+_THREADS_S = 0.005
 
 
 class LoadResult(dict[str, Any]):
@@ -239,7 +241,7 @@ class Checkpoint:
         return self._backend.transfer(self._handles, device=job.device, require=job.require, timeout_s=job.timeout_s)
 
     def _check_unchanged(self, files: npt.NDArray[np.uint32]) -> None:
-        for number in np.unique(files).tolist():
+        for number in distinct(files):
             self._handles[number].check_unchanged()
 
 
@@ -279,8 +281,8 @@ def _stored_types(job: _Job) -> tuple[dict[str, str], frozenset[str]]:
     table, is_raw = job.table, job.framework.is_raw
     dtypes = dict(zip(table.names, map(DTYPES.__getitem__, table.dtype.tolist()), strict=True))
     # An odd count is the hardest case: a type that is not raw then never is.
-    maybe = [code for code in np.unique(table.dtype).tolist() if is_raw(DTYPES[code], (1,))]
-    rows = np.flatnonzero(np.isin(table.dtype, maybe)).tolist()
+    maybe = [code for code in distinct(table.dtype) if is_raw(DTYPES[code], (1,))]
+    rows = [row for code in maybe for row in np.flatnonzero(table.dtype == code).tolist()]
     infos = (table.info(row) for row in rows)
     return dtypes, frozenset(info.name for info in infos if is_raw(info.dtype, info.shape))
 
@@ -332,12 +334,16 @@ def _read_headers(handles: list[Handle], max_header_nbytes: int) -> list[Header]
     def read(handle: Handle) -> Header:
         return read_header(handle, max_header_nbytes=max_header_nbytes)
 
-    if len(handles) == 1:
-        return [read(handles[0])]
-    with ThreadPoolExecutor(min(_HEADER_THREADS, len(handles)), "xds-header") as pool:
-        futures = [pool.submit(read, handle) for handle in handles]
+    begin = time.perf_counter()
+    first = read(handles[0])
+    rest = handles[1:]
+    # What is in the page cache is read faster than threads are made.
+    if (time.perf_counter() - begin) * len(rest) < _THREADS_S:
+        return [first, *map(read, rest)]
+    with ThreadPoolExecutor(min(_HEADER_THREADS, len(rest)), "xds-header") as pool:
+        futures = [pool.submit(read, handle) for handle in rest]
         # The first file in order is blamed, whichever thread was faster.
-        return [future.result() for future in futures]
+        return [first, *(future.result() for future in futures)]
 
 
 def load(

@@ -112,7 +112,15 @@ class Table:
 
     def dtype_names(self) -> set[str]:
         """Return the stored types that occur."""
-        return {DTYPES[code] for code in np.unique(self.dtype).tolist()}
+        return {DTYPES[code] for code in distinct(self.dtype)}
+
+
+def distinct(codes: npt.NDArray[Any]) -> list[int]:
+    """Return the small whole numbers that occur, ascending.
+
+    ``numpy.unique`` would import all of ``numpy.ma`` in the middle of a load.
+    """
+    return np.flatnonzero(np.bincount(codes)).tolist()
 
 
 def build(headers: Sequence[Header], skipped: Sequence[set[str]]) -> Table:

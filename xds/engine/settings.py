@@ -66,12 +66,12 @@ def settings() -> Settings:
         ValueError: a variable is not what it must be, or the ring would be larger than 64 MiB.
     """
     cpus = usable_cpus()
-    # Sixteen threads keep a network file system or a disk busy. Copying out of the page cache wants a CPU each, and
-    # twelve of them feed a PCIe Gen5 copy engine; one stream carries more than several (docs/performance.md).
-    threads = _number("XDS_MOVER_THREADS", 16, 1, 64)
-    cpu_threads = _number("XDS_MOVER_CPU_THREADS", min(threads, cpus, 12), 1, 64)
+    # Copying out of the page cache wants a CPU a thread. Ten threads with two slots of 3 MiB each feed a PCIe Gen5 copy
+    # engine, one stream carries more than several, and disks prefer few large requests (docs/performance.md).
+    threads = _number("XDS_MOVER_THREADS", 10, 1, 64)
+    cpu_threads = _number("XDS_MOVER_CPU_THREADS", min(threads, cpus), 1, 64)
     slots = _number("XDS_MOVER_SLOTS", 2, 1, 64)
-    default_chunk = min(2 << 20, RING_LIMIT_NBYTES // (threads * slots) // 4096 * 4096)
+    default_chunk = min(3 << 20, RING_LIMIT_NBYTES // (threads * slots) // 4096 * 4096)
     chunk_nbytes = _number("XDS_MOVER_CHUNK_NBYTES", default_chunk, 4096, RING_LIMIT_NBYTES)
     streams = _number("XDS_MOVER_STREAMS", 1, 1, 64)
     forbid = frozenset(filter(None, os.environ.get("XDS_MOVER_FORBID", "").split(",")))
