@@ -128,9 +128,13 @@ void put(char* text, size_t size, const std::string& value) {
 XDS_API int32_t xds_cuda_device_count(char* text, size_t size) {
     std::string reason;
     const CudaDriver* cuda = CudaDriver::get(&reason);
-    put(text, size, reason);
     int count = 0;
-    if (cuda) cuda->DeviceGetCount(&count);
+    int code = cuda ? cuda->DeviceGetCount(&count) : xds::CUDA_SUCCESS;
+    if (code != xds::CUDA_SUCCESS) {  // it served the parent of this process, before the fork
+        count = 0;
+        reason = "cuDeviceGetCount: " + cuda->describe(code);
+    }
+    put(text, size, reason);
     return count;
 }
 
