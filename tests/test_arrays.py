@@ -15,7 +15,7 @@ import pytest
 from xds import arrays
 from xds.arrays import destination
 from xds.engine import cuda
-from xds.errors import ArrayError
+from xds.errors import ArrayError, ForkedProcessError
 
 CPU, CUDA, CUDA_HOST, OPENCL, MANAGED = 1, 2, 3, 4, 13
 
@@ -226,6 +226,21 @@ def test_cuda_array_interface_without_a_driver(monkeypatch):
     knows(monkeypatch, None, 0, "libcuda.so.1: not found")
     with pytest.raises(ArrayError, match=r"no usable CUDA driver \(libcuda.so.1: not found\)"):
         destination(FakeCuda())
+
+
+def test_what_a_framework_says_after_a_fork_is_said_in_our_words(monkeypatch):
+    class Forked:
+        def __dlpack_device__(self):
+            raise RuntimeError("cudaErrorInitializationError")
+
+        def __dlpack__(self):
+            raise AssertionError
+
+    with pytest.raises(RuntimeError, match="cudaErrorInitializationError"):
+        destination(Forked())  # no fork: its own words
+    monkeypatch.setattr(cuda._Use, "inherited", True)
+    with pytest.raises(ForkedProcessError, match="spawn or forkserver"):
+        destination(Forked())
 
 
 @pytest.mark.parametrize("module", ["jax", "jaxlib._jax", "jaxlib.xla_extension", "tensorflow.python.framework.ops"])

@@ -56,11 +56,24 @@ def destination(array: Any, *, stream: Any = None) -> Destination:
 
     Raises:
         ArrayError: read-only, not C-contiguous, managed memory, or no array at all.
+        ForkedProcessError: GPU memory, in a process forked after its parent used the GPU.
     """
     if isinstance(array, np.ndarray):
         return _numpy(array)
     if isinstance(array, (bytearray, memoryview)):
         return _buffer(array)
+    try:
+        return _of_framework(array, stream)
+    except RuntimeError:
+        # Each framework has words of its own for a GPU that cannot be used after a fork.
+        from xds.engine import cuda
+
+        cuda.device_count()
+        cuda.check_not_forked()
+        raise
+
+
+def _of_framework(array: Any, stream: Any) -> Destination:
     framework = type(array).__module__.partition(".")[0]
     if framework in _IMMUTABLE:
         _refuse(
