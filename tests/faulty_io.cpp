@@ -10,12 +10,14 @@
 //   FAULTY_DIRECT=errno  a read of a descriptor with O_DIRECT answers so
 //   FAULTY_SLOW_US=n     each read takes n microseconds longer
 //   FAULTY_HANG=path     each read hangs for as long as there is this file
+//   FAULTY_STATFS=path   fstatfs of the file hangs for as long as there is this file (a dead network file system)
 //   FAULTY_MMAP=errno    mmap of the file answers so
 //   FAULTY_THREADS=n     pthread_create answers EAGAIN from the (n + 1)th thread on
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/statfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -114,6 +116,12 @@ ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
         }
     }
     return next<ssize_t(int, const iovec*, int, off_t, int)>("preadv2")(fd, iov, count, offset, flags);
+}
+
+int fstatfs(int fd, struct statfs* status) {
+    const char* hang = getenv("FAULTY_STATFS");
+    while (hang && *hang && chosen(fd) && access(hang, F_OK) == 0) usleep(5000);
+    return next<int(int, struct statfs*)>("fstatfs")(fd, status);
 }
 
 void* mmap(void* address, size_t nbytes, int protection, int flags, int fd, off_t offset) {

@@ -307,6 +307,41 @@ def test_a_hanging_read_times_out_and_its_array_stays(process, tmp_path, forbid)
     assert (code, out) == (0, "freed\n"), err
 
 
+def test_a_file_system_that_does_not_answer_hangs_nobody_else(process, tmp_path):
+    script = """
+        hang = os.path.join(sys.argv[2], "hang")
+        open(hang, "w").close()
+        fault(statfs=hang)
+        array = np.zeros(size, np.uint8)
+        begun = time.monotonic()
+        stuck = begin(array, timeout_s=0.3)
+        # The mover's and the job's locks are free: other files are read, and every wait has its end.
+        other = os.path.join(sys.argv[2], "other")
+        np.arange(1 << 20, dtype=np.uint32).tofile(other)
+        other_fd = os.open(other, os.O_RDONLY)
+        target = np.zeros(1 << 20, np.uint32)
+        batch = segments(1)
+        batch[0] = (0, target.nbytes, target.ctypes.data, 0, 0)
+        with MoverTransfer([other_fd], [other]) as transfer:
+            transfer.add(batch, keepalive=target)
+            transfer.wait()
+        assert (target == np.arange(1 << 20)).all()
+        assert not stuck.done()
+        try:
+            stuck.wait()
+        except ReadTimeoutError:
+            print("timed out")
+        assert time.monotonic() - begun < 20
+        os.unlink(hang)
+        while not all(held.done() for held in list(mover._PROCESS.abandoned)):
+            time.sleep(0.01)
+        assert not array.any()
+        read()
+    """
+    code, out, err = process(script)
+    assert (code, out, err) == (0, "timed out\n", "")
+
+
 def test_the_interpreter_ends_while_a_read_hangs(process, tmp_path):
     script = """
         hang = os.path.join(sys.argv[2], "hang")

@@ -35,6 +35,7 @@ Job::Job(std::vector<int> fds, int device, Limits limits, Choosers& choosers)
     : device_(device),
       limits_(limits),
       choosers_(choosers),
+      stages_(fds.size(), Stage::fresh),
       direct_refused_(fds.size(), 0),
       random_(static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()) | 1) {
     for (int fd : fds) files_.push_back(std::make_unique<SourceFile>(fd));
@@ -177,11 +178,20 @@ bool Job::take(uint32_t index, Chunk* chunk) {
     if (stopped_) return false;
     skip_finished();
     if (batch_ >= batches_.size()) return false;
+    chunk->batch = &batches_[batch_];
+    chunk->file = chunk->batch->segments[segment_].file;
+    chunk->prepare = stages_[chunk->file] == Stage::fresh;
+    if (chunk->prepare) {
+        // A dead file system may block whoever asks it: that thread, but none who waits for the job's lock.
+        stages_[chunk->file] = Stage::preparing;
+        chunk->job = shared_from_this();
+        ++in_flight_;
+        return true;
+    }
+    if (stages_[chunk->file] == Stage::preparing) return false;
     decide();
     if (kind_ == Kind::resident && index >= limits_.cpu_threads) return false;
     chunk->job = shared_from_this();
-    chunk->batch = &batches_[batch_];
-    chunk->file = chunk->batch->segments[segment_].file;
     chunk->direct = false;
     chunk->nbytes = 0;
     chunk->pieces.clear();
@@ -191,10 +201,8 @@ bool Job::take(uint32_t index, Chunk* chunk) {
         constexpr uint32_t ALL_DIRECT = (1u << XDS_URING) | (1u << XDS_DIRECT) | (1u << XDS_CUFILE);
         uint32_t allowed = ((1u << XDS_URING) | (1u << XDS_DIRECT) | (1u << XDS_BUFFERED)) & ~limits_.forbid;
         if (uring_refused_) allowed &= ~(1u << XDS_URING);
-        bool unproved = false;
-        if (to_gpu() && !(limits_.forbid & (1u << XDS_CUFILE)) && source.cufile(device_, &unproved))
-            allowed |= 1u << XDS_CUFILE;
-        if (unproved) counters_.notes |= XDS_NOTE_CUFILE_UNPROVED;
+        if (source.cufile()) allowed |= 1u << XDS_CUFILE;
+        if (source.cufile_unproved()) counters_.notes |= XDS_NOTE_CUFILE_UNPROVED;
         if ((allowed & ALL_DIRECT) && source.direct_fd() < 0) {
             counters_.notes |= XDS_NOTE_DIRECT_REFUSED;
             direct_refused_[chunk->file] = 1;
@@ -296,6 +304,13 @@ void Job::build_direct(Chunk* chunk) {
     chunk->read_offset = begin;
     chunk->needed_nbytes = end - begin;
     chunk->read_nbytes = round_up(end, DIRECT_ALIGNMENT) - begin;
+}
+
+void Job::prepared(const Chunk& chunk) {
+    std::lock_guard lock(mutex_);
+    --in_flight_;
+    stages_[chunk.file] = Stage::ready;
+    changed_.notify_all();
 }
 
 void Job::landed(const Chunk& chunk) {

@@ -41,6 +41,7 @@ struct Chunk {
     Batch* batch = nullptr;
     uint32_t file = 0;
     xds_method method = XDS_PREAD;
+    bool prepare = false;          // not a read yet: the file is to be asked what it is (SourceFile::prepare)
     bool direct = false;           // read [read_offset, read_offset + read_nbytes), aligned; pieces are not used
     uint64_t read_offset = 0, read_nbytes = 0, needed_nbytes = 0;
     uint64_t nbytes = 0;           // payload
@@ -70,6 +71,7 @@ class Job : public std::enable_shared_from_this<Job> {
     void seal();
     // Cuts the next chunk for the thread `index`; false where there is none for it.
     bool take(uint32_t index, Chunk* chunk);
+    void prepared(const Chunk& chunk);
     void landed(const Chunk& chunk);
     // A chunk that did not land; the first failure is the job's.
     void failed(const Chunk& chunk, xds_status status, int code, uint64_t offset, uint64_t nbytes, std::string text);
@@ -107,6 +109,8 @@ class Job : public std::enable_shared_from_this<Job> {
     const Limits limits_;
     Choosers& choosers_;
     std::vector<std::unique_ptr<SourceFile>> files_;
+    enum class Stage : char { fresh, preparing, ready };
+    std::vector<Stage> stages_;  // one a file
     std::vector<char> direct_refused_;
     bool uring_refused_ = false;
 

@@ -155,6 +155,7 @@ void Worker::open_uring(Job& job) {
 
 void Worker::start(Slot& slot) {
     Job& job = *slot.chunk.job;
+    if (slot.chunk.prepare) return prepare(slot);
     if (slot.chunk.method == XDS_CUFILE) return read_cufile(slot);
     if (job.to_gpu() || slot.chunk.direct) {
         uint64_t begin = now_ns();
@@ -174,6 +175,15 @@ void Worker::start(Slot& slot) {
         read_direct(slot);
     else
         read_buffered(slot);
+}
+
+void Worker::prepare(Slot& slot) {
+    std::shared_ptr<Job> job = slot.chunk.job;
+    bool cufile = job->to_gpu() && !(job->limits().forbid & (1u << XDS_CUFILE));
+    job->file(slot.chunk.file).prepare(cufile ? job->device() : -1);
+    job->prepared(slot.chunk);
+    recycle(slot);
+    mover_.work_added(job);
 }
 
 void Worker::read_direct(Slot& slot) {
@@ -242,8 +252,7 @@ void Worker::read_cufile(Slot& slot) {
         code = CUDA_SUCCESS;
     }
     if (code != CUDA_SUCCESS) return fail_cuda(slot, code, "waiting for the stream");
-    bool unproved = false;
-    void* handle = job.file(chunk.file).cufile(job.device(), &unproved);
+    void* handle = job.file(chunk.file).cufile();
     uint64_t commands = 0, retries = 0;
     for (const Copy& copy : chunk.copies) {
         for (uint64_t done = 0; done < copy.nbytes;) {

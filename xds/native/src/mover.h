@@ -46,6 +46,7 @@ class Worker {
     void progress();
     void pause();
     void start(Slot& slot);
+    void prepare(Slot& slot);
     void read_direct(Slot& slot);
     void finish_direct(Slot& slot, int64_t result);
     void read_buffered(Slot& slot);

@@ -16,9 +16,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
+#include <string>
 
 namespace xds {
 namespace {
@@ -135,60 +138,39 @@ SourceFile::~SourceFile() {
     if (direct_fd_ >= 0) ::close(direct_fd_);
 }
 
-void SourceFile::look() {
-    std::call_once(looked_, [this] {
-        struct statfs fs {};
-        if (fstatfs(fd_, &fs) == 0) storage_ = classify(static_cast<long>(fs.f_type));
-        struct stat status {};
-        if (fstat(fd_, &status) == 0) device_ = S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev;
-        // A device node lies on devtmpfs, but its bytes do not.
-        if (S_ISBLK(status.st_mode)) storage_ = Storage::local;
-    });
+void SourceFile::prepare(int cufile_device) {
+    struct statfs fs {};
+    if (fstatfs(fd_, &fs) == 0) storage_ = classify(static_cast<long>(fs.f_type));
+    struct stat status {};
+    if (fstat(fd_, &status) == 0) device_ = S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev;
+    // A device node lies on devtmpfs, but its bytes do not.
+    if (S_ISBLK(status.st_mode)) storage_ = Storage::local;
+    if (storage_ != Storage::local) return;
+    open_direct();
+    if (cufile_device < 0 || direct_fd_ < 0 || !CuFile::module_loaded()) return;
+    std::string reason;
+    if (CuFile::get().proved(fd_, cufile_device, &reason))
+        cufile_ = CuFile::get().open(direct_fd_);
+    else
+        cufile_unproved_ = true;
 }
 
-Storage SourceFile::storage() {
-    look();
-    return storage_;
-}
-
-dev_t SourceFile::device() {
-    look();
-    return device_;
-}
-
-int SourceFile::direct_fd() {
-    std::call_once(opened_, [this] {
-        // Through the descriptor, so that it is the same file whatever the path names by now.
-        char path[64];
-        std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd_);
-        direct_fd_ = ::open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
-        if (direct_fd_ < 0) return;
-        StatxDirect status{};
-        if (syscall(SYS_statx, fd_, "", AT_EMPTY_PATH, STATX_DIOALIGN_, &status) == 0 &&
-            (status.mask & STATX_DIOALIGN_)) {
-            // 0: the file system does not do it on this file. Ring slots and requests are aligned to 4096; a file system
-            // that wants more is read buffered.
-            uint32_t wanted = std::max(status.dio_offset_align, status.dio_mem_align);
-            if (status.dio_offset_align == 0 || wanted > DIRECT_ALIGNMENT) {
-                ::close(direct_fd_);
-                direct_fd_ = -1;
-            }
-        }
-    });
-    return direct_fd_;
-}
-
-void* SourceFile::cufile(int device, bool* unproved) {
-    std::call_once(cufile_asked_, [&] {
-        if (!CuFile::module_loaded() || direct_fd() < 0) return;
-        std::string reason;
-        if (CuFile::get().proved(fd_, device, &reason))
-            cufile_ = CuFile::get().open(direct_fd_);
-        else
-            cufile_unproved_ = true;
-    });
-    *unproved = cufile_unproved_;
-    return cufile_;
+void SourceFile::open_direct() {
+    // Through the descriptor, so that it is the same file whatever the path names by now.
+    char path[64];
+    std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd_);
+    direct_fd_ = ::open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    if (direct_fd_ < 0) return;
+    StatxDirect status{};
+    if (syscall(SYS_statx, fd_, "", AT_EMPTY_PATH, STATX_DIOALIGN_, &status) != 0 || !(status.mask & STATX_DIOALIGN_))
+        return;
+    // 0: the file system does not do it on this file. Ring slots and requests are aligned to 4096; a file system that
+    // wants more is read buffered.
+    uint32_t wanted = std::max(status.dio_offset_align, status.dio_mem_align);
+    if (status.dio_offset_align == 0 || wanted > DIRECT_ALIGNMENT) {
+        ::close(direct_fd_);
+        direct_fd_ = -1;
+    }
 }
 
 int SourceFile::resident(uint64_t offset) const {

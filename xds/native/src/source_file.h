@@ -4,9 +4,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-#include <atomic>
 #include <cstdint>
-#include <mutex>
 
 namespace xds {
 
@@ -22,27 +20,29 @@ class SourceFile {
     SourceFile& operator=(const SourceFile&) = delete;
 
     int fd() const { return fd_; }
-    // Kind of the file system (statfs magic) and its device number; looked up once.
-    Storage storage();
-    dev_t device();
+    // Asks the file system what it is and what it allows. Blocks for as long as the file system does, so no lock may be
+    // held; once, before anything below is asked. `cufile_device` is the CUDA device, or -1 to leave cuFile alone.
+    void prepare(int cufile_device);
 
-    // A descriptor opened with O_DIRECT, or -1 where that is refused; opened once. Requests are aligned to
-    // DIRECT_ALIGNMENT in offset, length and address.
-    int direct_fd();
-
-    // The descriptor's cuFile handle for a device where real DMA was proved, or null; made once. `unproved` says that
-    // nvidia-fs is there and the proof failed.
-    void* cufile(int device, bool* unproved);
+    // Kind of the file system (statfs magic) and its device number.
+    Storage storage() const { return storage_; }
+    dev_t device() const { return device_; }
+    // A descriptor opened with O_DIRECT, or -1 where that is refused. Requests are aligned to DIRECT_ALIGNMENT in
+    // offset, length and address.
+    int direct_fd() const { return direct_fd_; }
+    // The descriptor's cuFile handle where real DMA to the device was proved, or null.
+    void* cufile() const { return cufile_; }
+    // nvidia-fs is there, and the proof failed.
+    bool cufile_unproved() const { return cufile_unproved_; }
 
     // Asks with RWF_NOWAIT whether the page at `offset` is resident: 1, 0, or -1 where the kernel cannot say.
     // mincore is not asked: it answers "resident" to whoever may not write the file.
     int resident(uint64_t offset) const;
 
   private:
-    void look();
+    void open_direct();
 
     const int fd_;
-    std::once_flag looked_, opened_, cufile_asked_;
     Storage storage_ = Storage::local;
     dev_t device_ = 0;
     int direct_fd_ = -1;
