@@ -7,6 +7,7 @@ import os
 import random
 import traceback
 import warnings
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -14,9 +15,17 @@ import pytest
 import xds
 from xds.engine import cuda
 
-# The tests in gpu/ need a GPU with CuPy, or the fake driver that test_gpu_twin gives them.
-if not os.environ.get("XDS_CUDA_LIBRARY") and not (cuda.device_count()[0] and importlib.util.find_spec("cupy")):
-    collect_ignore = ["gpu"]
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what needs a GPU with CuPy, or the fake driver that test_gpu_twin gives it, and say so."""
+    if os.environ.get("XDS_CUDA_LIBRARY") or (cuda.device_count()[0] and importlib.util.find_spec("cupy")):
+        return
+    for item in items:
+        if item.path.is_relative_to(_HERE / "gpu"):
+            item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.skip(reason="no CUDA GPU with CuPy; test_gpu_twin runs it on a fake driver"))
 
 
 @pytest.fixture

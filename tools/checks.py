@@ -69,6 +69,11 @@ def install(_: Sequence[str]) -> Outcome:
         *pip, TORCH, quiet=True
     ):
         notes.append(f"no registry here has {TORCH}: the tests that need torch skip")
+    # With a GPU its tests run, which need the CuPy of its driver.
+    asked = subprocess.run([BIN / "python", "tools/demo.py", "--missing-extra"], capture_output=True, text=True)
+    extra = asked.stdout.strip()
+    if extra and call(*pip, "--no-build-isolation", "-e", f".[{extra}]", quiet=True):
+        notes.append(f"the extra {extra} cannot be installed: the GPU tests skip")
     return Outcome("ok", "; ".join(notes))
 
 

@@ -28,9 +28,17 @@ def missing_extra() -> str:
     from xds.doctor.gpu import driver
 
     found = driver()
-    if not found.devices or not found.version or importlib.util.find_spec("cupy") or importlib.util.find_spec("torch"):
+    if not found.devices or not found.version or importlib.util.find_spec("cupy") or torch_has_cuda():
         return ""
     return "cuda13" if found.version >= (13, 0) else "cuda12" if found.version >= (12, 0) else ""
+
+
+def torch_has_cuda() -> bool:
+    """Whether torch is there and is no build for the CPU alone; it is not imported."""
+    try:
+        return not importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def requirement(extra: str) -> str:
@@ -47,7 +55,7 @@ def choose() -> tuple[str, str]:
     if driver().devices:
         if importlib.util.find_spec("cupy"):
             return "cuda", "cupy"
-        if importlib.util.find_spec("torch"):
+        if torch_has_cuda():
             import torch
 
             if torch.cuda.is_available():

@@ -87,8 +87,13 @@ class Xds(Loader):
     name = "xds"
     distribution = "xpu-direct-storage"
     modules: ClassVar[tuple[str, ...]] = (
-        "xds", "xds.checkpoint", "xds.filesystem", "xds.direct.backend", "xds.engine.mover", "xds.interop.torch_tensors",
-    )  # fmt: skip
+        "xds",
+        "xds.checkpoint",
+        "xds.filesystem",
+        "xds.direct.backend",
+        "xds.engine.mover",
+        "xds.interop.torch_tensors",
+    )
     devices: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
     framework: ClassVar[str] = "torch"
 
