@@ -11,6 +11,7 @@
 //   FAULTY_SLOW_US=n     each read takes n microseconds longer
 //   FAULTY_HANG=path     each read hangs for as long as there is this file
 //   FAULTY_STATFS=path   fstatfs of the file hangs for as long as there is this file (a dead network file system)
+//   FAULTY_MAGIC=n       fstatfs of the file names this kind of file system (statfs(2): 26985 is NFS)
 //   FAULTY_MMAP=errno    mmap of the file answers so
 //   FAULTY_THREADS=n     pthread_create answers EAGAIN from the (n + 1)th thread on
 #include <dlfcn.h>
@@ -121,7 +122,9 @@ ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
 int fstatfs(int fd, struct statfs* status) {
     const char* hang = getenv("FAULTY_STATFS");
     while (hang && *hang && chosen(fd) && access(hang, F_OK) == 0) usleep(5000);
-    return next<int(int, struct statfs*)>("fstatfs")(fd, status);
+    int code = next<int(int, struct statfs*)>("fstatfs")(fd, status);
+    if (long magic = number("FAULTY_MAGIC"); magic && chosen(fd)) status->f_type = magic;
+    return code;
 }
 
 void* mmap(void* address, size_t nbytes, int protection, int flags, int fd, off_t offset) {

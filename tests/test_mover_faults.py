@@ -307,6 +307,21 @@ def test_a_hanging_read_times_out_and_its_array_stays(process, tmp_path, forbid)
     assert (code, out) == (0, "freed\n"), err
 
 
+@pytest.mark.parametrize("magic", [0x6969, 0xFF534D42, 0x65735546, 0x0BD00BD0, 0x00C36400])
+def test_a_cold_file_of_a_network_file_system_is_read_buffered_and_wide(process, magic):
+    script = f"""
+        fault(magic={magic}, cold=1)
+        report = read()
+        assert report.resident == 0
+        tell(report)
+    """
+    code, out, err = process(script, forbid="")
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert report["method"] == {"buffered": NBYTES}
+    assert "network file system: read through the page cache, wide" in report["notes"]
+
+
 def test_a_file_system_that_does_not_answer_hangs_nobody_else(process, tmp_path):
     script = """
         hang = os.path.join(sys.argv[2], "hang")
