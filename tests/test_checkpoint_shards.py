@@ -218,7 +218,7 @@ def test_a_link_that_leads_nowhere(sharded):
 def test_no_permission(sharded, as_nobody):
     (sharded / "m-2.safetensors").chmod(0)
     for folder in (sharded, *sharded.parents):
-        if os.stat(folder).st_uid == os.geteuid() and folder.is_relative_to(tempfile.gettempdir()):
+        if folder.stat().st_uid == os.geteuid() and folder.is_relative_to(tempfile.gettempdir()):
             folder.chmod(0o755)
 
     def child():
