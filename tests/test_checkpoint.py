@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from checkpoint_files import BITS, drop_cache, noise, stored_bytes, values, write
 
 from xds.checkpoint import TensorNotFoundError, layout, load, loader, open_checkpoint
-from xds.errors import DeviceError, FileChangedError, RequirementError, ShortReadError, UrlError
+from xds.errors import ArgumentError, DeviceError, FileChangedError, RequirementError, ShortReadError
 from xds.interop import host
 from xds.interop.numpy_arrays import NumpyFramework
 
@@ -203,20 +204,49 @@ def test_open_leaves_no_descriptor(medium, tmp_path):
 
 def test_requirements(medium):
     same(load(medium[0], device="cpu", require={"posting": "host", "placement": "mapped"}), medium[1])
-    with pytest.raises(RequirementError, match="posting"):
+    with pytest.raises(RequirementError, match="or require posting 'host'"):
         load(medium[0], device="cpu", require={"posting": "gpu"})
+
+
+@pytest.mark.parametrize("require", ["posting=host", ["posting", "host"], {"mode": "fast"}, {"posting": "me"}])
+def test_requirements_that_are_none(medium, require):
+    with pytest.raises(ArgumentError, match="require=") as caught:
+        load(medium[0], device="cpu", require=require)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, None, "60"])
+def test_times_that_are_none(medium, timeout_s):
+    with pytest.raises(ArgumentError, match="above 0"):
+        load(medium[0], device="cpu", timeout_s=timeout_s)
+
+
+def test_no_limit_of_time(medium):
+    same(load(medium[0], device="cpu", timeout_s=math.inf), medium[1])
+
+
+def test_a_function_that_is_true_for_no_name_gives_nothing(medium):
+    assert load(medium[0], device="cpu", names=lambda name: False) == {}
+
+
+def test_what_is_printed_is_short(medium):
+    with open_checkpoint(medium[0]) as checkpoint:
+        count, nbytes = len(checkpoint), checkpoint.nbytes
+        assert repr(checkpoint) == f"<Checkpoint {medium[0]}: {count} tensors, {nbytes} bytes>"
+        assert repr(checkpoint.load(device="cpu")) == f"<LoadResult: {count} tensors, {nbytes} bytes>"
+    assert repr(checkpoint).endswith("closed>")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", True, 1.5])
 def test_devices_that_are_none(medium, device):
-    with pytest.raises(UrlError, match="is no device"):
+    with pytest.raises(ArgumentError, match="is no device"):
         load(medium[0], device=device)
 
 
 def test_frameworks_that_are_none(medium):
-    with pytest.raises(UrlError, match="none of numpy, cupy, torch, jax"):
+    with pytest.raises(ArgumentError, match="none of numpy, cupy, torch, jax"):
         load(medium[0], device="cpu", framework="tensorflow")
-    with pytest.raises(UrlError, match="GPU memory"):
+    with pytest.raises(ArgumentError, match="GPU memory"):
         load(medium[0], device="cpu", framework="cupy")
 
 

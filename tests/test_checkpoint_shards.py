@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 
 import pytest
@@ -104,9 +105,37 @@ def test_another_file_system():
         load("memory://a.safetensors", device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://example.com/a.safetensors", "https:// cannot read into arrays"),
+        ("s3://bucket/a.safetensors", "xds:///path"),
+        ("xsd:///data/a.safetensors", "did you mean xds:///data/a.safetensors"),
+        ("xds:/data/a.safetensors", "did you mean xds:///data/a.safetensors"),
+    ],
+)
+def test_the_protocol_is_looked_at_before_anything_of_it_is_imported(monkeypatch, url, words):
+    monkeypatch.setattr("fsspec.url_to_fs", None)
+    with pytest.raises(UrlError, match=words):
+        load(url, device="cpu")
+
+
+def test_the_folder_of_a_repository_in_a_cache(tmp_path):
+    old, new = (tmp_path / "snapshots" / name for name in ("old", "new"))
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    os.utime(old, (1, 1))
+    with pytest.raises(CheckpointError, match=re.escape(f"did you mean {new}?")):
+        load(tmp_path, device="cpu")
+    old.rmdir()
+    new.rmdir()
+    with pytest.raises(CheckpointError, match=r"in this folder$"):
+        load(tmp_path, device="cpu")
+
+
 def test_a_shard_that_is_missing(sharded):
     (sharded / "m-2.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"'c'.*m-2\.safetensors.*there is no"):
+    with pytest.raises(CheckpointError, match=r"'c'.*m-2\.safetensors.*there is no.*1 of its 2 files are missing"):
         load(sharded, device="cpu")
 
 

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -20,9 +21,9 @@ import typer
 from typer.testing import CliRunner
 
 import xds
-from xds import cli
+from xds.cli import errors, targets
 from xds.cli import load as load_command
-from xds.cli import targets
+from xds.cli import root as cli
 
 # -P: the folder that the tests run in must not stand in for the installed package.
 XDS = [sys.executable, "-P", "-m", "xds.cli"]
@@ -127,9 +128,13 @@ def test_names_that_are_not_text(tmp_path):
 def test_stat(capfd, folder):
     code, out, _ = call(capfd, "stat", folder / "data.bin")
     assert code == 0
-    assert "4096 (4.1 kB)" in out
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert lines["size"] == "4096 (4.1 kB)"
+    assert lines["mode"].startswith("-rw")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", lines["mtime"])
+    assert "identity" not in lines
     code, out, _ = call(capfd, "stat", "--json", folder / "data.bin")
-    assert json.loads(out)["size"] == 4096
+    assert json.loads(out)[0]["size"] == 4096
     code, out, _ = call(capfd, "stat", "--json", folder / "data.bin", folder / "empty")
     assert [entry["size"] for entry in json.loads(out)] == [4096, 0]
 
@@ -177,6 +182,7 @@ def test_load(capfd, folder):
     assert lines["bytes"] == "4000 (4.0 kB)"
     assert lines["posting"] == "host"
     assert lines["placement"] == "mapped"
+    assert lines["GB/s"] == "-"  # too few bytes for a rate
     assert {"seconds", "GB/s", "method", "resident", "device"} <= set(lines)
 
 
@@ -186,6 +192,8 @@ def test_load_as_json_with_a_name_pattern(capfd, folder):
     values = json.loads(out)
     assert code == 0
     assert (values["url"], values["tensors"], values["nbytes"]) == (url, 1, 2000)
+    assert values["seconds"] == values["report"]["seconds"]["total"] <= values["seconds_with_startup"]
+    assert values["gb_per_s"] == pytest.approx(2000 / values["seconds"] / 1e9)
     assert values["device"] == "cpu"
     assert values["posting"] == {"host": 2000}
     assert values["report"]["nbytes"] == 2000
@@ -202,7 +210,13 @@ def test_load_of_a_plain_relative_path(capfd, folder, monkeypatch):
     ("arguments", "words"),
     [
         (["load", "{}/model.safetensors", "--device", "cpu", "--require", "posting=gpu"], "posting"),
-        (["load", "{}/model.safetensors", "--device", "cpu", "--framework", "abacus"], "abacus"),
+        (["load", "{}/model.safetensors", "--device", "cpu", "--name", "c.*"], "'c.*' among 2; they begin with 'a.wei"),
+        (["load", "xds:{}/model.safetensors", "--device", "cpu"], "did you mean xds:///"),
+        (["load", "https://example.com/model.safetensors", "--device", "cpu"], "cannot read into arrays"),
+        (["ls", "{}/*.nothing"], "No name matches this pattern"),
+        (["ls", "xds:{}"], "did you mean xds:///"),
+        (["ls", "xsd://{}"], "did you mean xds:///"),
+        (["cat", "/proc/cpuinfo"], "read it with open()"),
         (["load", "{}/data.bin", "--device", "cpu"], "data.bin"),
         (["load", "{}/empty", "--device", "cpu"], "empty"),
         (["load", "{}/nothing", "--device", "cpu"], "nothing"),
@@ -231,6 +245,9 @@ def test_a_users_error_is_one_line_and_exit_code_1(capfd, folder, arguments, wor
         ["cat", "x", "--start", "seven"],
         ["load", "x", "--require", "posting"],
         ["load", "x", "--require", "=host"],
+        ["load", "x", "--device", "gpu"],
+        ["load", "x", "--device", "cuda:"],
+        ["load", "x", "--timeout", "soon"],
         ["--nonsense"],
     ],
 )
@@ -239,6 +256,123 @@ def test_wrong_usage_is_exit_code_2(capfd, arguments):
     assert code == 2
     assert "Traceback" not in err
     assert err
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--framework", "abacus"], "abacus"),
+        (["--framework", "cupy"], "GPU memory"),
+        (["--timeout", "0"], "above 0"),
+        (["--timeout", "nan"], "above 0"),
+        (["--require", "posting=nobody"], "nobody"),
+    ],
+)
+def test_values_that_no_load_takes_are_wrong_usage(capfd, folder, options, word):
+    code, out, err = call(capfd, "load", folder / "model.safetensors", "--device", "cpu", *options)
+    assert (code, out) == (2, "")
+    assert word in err
+
+
+@pytest.mark.parametrize(
+    ("word", "device"), [(None, None), ("cpu", "cpu"), ("cuda", "cuda"), ("cuda:1", 1), ("0", 0), ("12", 12)]
+)
+def test_devices(word, device):
+    assert load_command.parse_device(word) == device
+
+
+def test_patterns_choose_names():
+    names = ["a.0", "a.1", "b.0"]
+    assert load_command.select("u", names, []) is None
+    assert load_command.select("u", names, ["*.0", "a.*"]) == ["a.0", "b.0", "a.1"]
+    assert load_command.select("u", [], ["x"]) == []
+    with pytest.raises(xds.errors.CheckpointError, match=r"u: no tensor matches 'c' among 3; they begin with 'a\.0'"):
+        load_command.select("u", names, ["a.*", "c"])
+
+
+@pytest.mark.parametrize("command", ["ls", "stat", "cat"])
+def test_of_several_targets_one_that_fails_does_not_stop_the_others(capfd, folder, command):
+    code, out, err = call(capfd, command, folder / "nothing", folder / "model.safetensors", folder / "none")
+    assert code == 1
+    assert "a.weight" in out if command == "cat" else "model.safetensors" in out
+    assert [line.partition(": No such")[0] for line in err.splitlines()] == [
+        f"xds: error: {folder}/nothing",
+        f"xds: error: {folder}/none",
+    ]
+
+
+@pytest.mark.parametrize("command", ["ls", "stat"])
+def test_json_is_an_array_whatever_the_targets(capfd, folder, command):
+    code, out, err = call(capfd, command, "--json", folder / "empty")
+    assert (code, err) == (0, "")
+    assert [entry["name"] for entry in json.loads(out)] == [f"{folder}/empty"]
+    code, out, err = call(capfd, command, "--json", folder / "nothing", folder / "empty")
+    assert code == 1
+    error, entry = json.loads(out)
+    assert error == {
+        "error": {
+            "type": "FileNotFoundError",
+            "errno": 2,
+            "message": f"{folder}/nothing: No such file or directory",
+            "filename": f"{folder}/nothing",
+        }
+    }
+    assert entry["name"] == f"{folder}/empty"
+    assert err == f"xds: error: {folder}/nothing: No such file or directory\n"
+
+
+def test_an_error_of_a_load_is_json_too(capfd, folder):
+    code, out, err = call(capfd, "load", folder / "data.bin", "--device", "cpu", "--json")
+    error = json.loads(out)["error"]
+    assert code == 1
+    assert (error["type"], error["errno"], error["filename"]) == ("CheckpointError", 22, f"{folder}/data.bin")
+    assert err == f"xds: error: {error['message']}\n"
+
+
+def test_patterns_of_ls(capfd, folder):
+    code, out, _ = call(capfd, "ls", f"xds://{folder}/*e*")
+    assert code == 0
+    assert out.splitlines() == [f"{folder}/empty", f"{folder}/model.safetensors"]
+    (folder / "[a]").touch()
+    assert call(capfd, "ls", folder / "[a]")[1] == f"{folder}/[a]\n"
+
+
+def test_long_lists_say_where_links_lead(capfd, folder):
+    (folder / "link").symlink_to("sub")
+    for option in ("-l", "-lh"):
+        code, out, _ = call(capfd, "ls", option, folder)
+        assert code == 0
+        assert [line.split("  ")[-1] for line in out.splitlines() if "->" in line] == [f"{folder}/link/ -> sub"]
+
+
+def test_debug_behind_the_command_is_told_where_it_stands(capfd, folder):
+    code, _, err = call(capfd, "cat", "--debug", folder / "nothing")
+    assert code == 2
+    assert "xds --debug COMMAND" in err
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["cat", "data.bin"], ["stat", "empty"], ["doctor"]])
+@pytest.mark.parametrize(("where", "reason"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")])
+def test_standard_output_that_takes_nothing(folder, arguments, where, reason):
+    script = " ".join(["exec", *XDS, *arguments, where])
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=100, cwd=folder, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"xds: error: standard output: {reason}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_interrupt_while_modules_are_imported():
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from xds.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "xds: interrupted\n")
 
 
 def test_debug_shows_the_traceback(capfd, folder):
@@ -252,7 +386,7 @@ def test_no_permission_is_told_as_such(capfd, monkeypatch, folder):
     def refuse(*arguments, **options):
         raise PermissionError(13, "Permission denied", "/data/secret")
 
-    monkeypatch.setattr(xds, "load", refuse, raising=False)
+    monkeypatch.setattr(xds, "open_checkpoint", refuse, raising=False)
     code, _, err = call(capfd, "load", folder / "model.safetensors")
     assert (code, err) == (1, "xds: error: /data/secret: Permission denied\n")
 
@@ -261,7 +395,7 @@ def test_an_interrupt_is_exit_code_130(capfd, monkeypatch, folder):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(xds, "load", interrupt, raising=False)
+    monkeypatch.setattr(xds, "open_checkpoint", interrupt, raising=False)
     code, _, err = call(capfd, "load", folder / "model.safetensors")
     assert code == 130
     assert "Traceback" not in err
@@ -284,10 +418,10 @@ def test_ctrl_c_in_a_real_process(tmp_path):
 
 
 def test_errors_without_text_are_named():
-    assert cli._describe(MemoryError()) == "MemoryError"
-    assert cli._describe(KeyError("x")) == "KeyError: 'x'"
-    assert cli._describe(ValueError("bad")) == "bad"
-    assert cli._describe(xds.errors.XdsError("all said", filename="/f")) == "all said"
+    assert errors.describe(MemoryError()) == "MemoryError"
+    assert errors.describe(KeyError("x")) == "KeyError: 'x'"
+    assert errors.describe(ValueError("bad")) == "bad"
+    assert errors.describe(xds.errors.XdsError("all said", filename="/f")) == "all said"
 
 
 def test_progress_is_drawn_on_a_terminal_only(folder):

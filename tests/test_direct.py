@@ -44,6 +44,20 @@ def test_info_is_what_stat_says(backend, data_file, content):
         assert handle.nbytes == len(content)
 
 
+@pytest.mark.parametrize("path", ["/proc/cpuinfo", "/proc/self/status"])
+def test_a_file_of_proc_is_refused_and_not_taken_for_empty(backend, path):
+    assert Path(path).stat().st_size == 0
+    with pytest.raises(XdsError, match=r"not known to the file system.*read it with open\(\)") as caught:
+        backend.open(path)
+    assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, path)
+
+
+def test_an_empty_file_is_one(backend, tmp_path):
+    (tmp_path / "empty").touch()
+    with contextlib.closing(backend.open(str(tmp_path / "empty"))) as handle:
+        assert handle.nbytes == 0
+
+
 def test_links_are_followed(backend, tmp_path, data_file, content):
     (tmp_path / "link").symlink_to("data.bin")
     (tmp_path / "folder").mkdir()

@@ -284,20 +284,21 @@ def test_cupy_for_another_driver_is_a_limit(tmp_path, monkeypatch, one_gpu):
     monkeypatch.setattr(gpu, "driver", lambda: gpu.Driver((12, 4), (gpu.Device("G", 1, "8.0"),)))
     finding = only(gpu.cupy(tmp_path))
     assert finding.state == "limited"
-    assert "cuda12" in finding.action
+    assert "pip install cupy-cuda12x" in finding.action
 
 
-def test_the_extra_that_is_named_fits_the_driver(tmp_path, monkeypatch, one_gpu):
+def test_the_cupy_that_is_named_fits_the_driver(tmp_path, monkeypatch, one_gpu):
     versions(monkeypatch)
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
-    assert "[cuda13]" in only(gpu.cupy(tmp_path)).action
+    assert "pip install cupy-cuda13x" in only(gpu.cupy(tmp_path)).action
     monkeypatch.setattr(gpu, "driver", lambda: gpu.Driver((12, 4), (gpu.Device("G", 1, "8.0"),)))
-    assert "[cuda12]" in only(gpu.cupy(tmp_path)).action
+    assert "pip install cupy-cuda12x" in only(gpu.cupy(tmp_path)).action
 
 
 def test_torch(tmp_path, monkeypatch, one_gpu):
     versions(monkeypatch)
     assert only(gpu.torch(tmp_path)).state == "absent"
+    assert only(gpu.torch(tmp_path)).action.startswith("pip install torch")
     versions(monkeypatch, torch="2.13.0+cpu")
     assert only(gpu.torch(tmp_path)).state == "limited"
     versions(monkeypatch, torch="2.13.0")
@@ -313,13 +314,21 @@ def test_torch(tmp_path, monkeypatch, one_gpu):
         ("libcufile.so.0", True, "limited", "is loaded"),
     ],
 )
-def test_cufile(tmp_path, monkeypatch, library, module, state, word):
+def test_cufile(tmp_path, monkeypatch, one_gpu, library, module, state, word):
     monkeypatch.setattr(gpu, "cufile_library", lambda: library)
     if module:
         put(tmp_path, "proc/driver/nvidia-fs/version", "version: 2.22\n")
     finding = only(gpu.cufile(tmp_path))
     assert finding.state == state
     assert word in finding.what
+
+
+@pytest.mark.parametrize(("library", "state"), [(None, "absent"), ("libcufile.so.0", "limited")])
+def test_without_a_gpu_cufile_costs_nothing(tmp_path, monkeypatch, library, state):
+    monkeypatch.setattr(gpu, "driver", lambda: gpu.Driver(None, (), "libcuda.so.1 is not installed"))
+    monkeypatch.setattr(gpu, "cufile_library", lambda: library)
+    finding = only(gpu.cufile(tmp_path))
+    assert (finding.state, finding.cost, finding.action) == (state, "nothing: there is no GPU", "nothing")
 
 
 def test_cufile_is_found_in_a_wheel(tmp_path, monkeypatch):

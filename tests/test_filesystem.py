@@ -836,7 +836,7 @@ assert not loaded, loaded
 def test_public_names():
     from importlib.metadata import version
 
-    assert set(xds.__all__) <= set(dir(xds))
+    assert dir(xds) == sorted(xds.__all__)
     assert xds.__version__ == version("xpu-direct-storage")
     assert xds.errors.XdsError is XdsError
     assert xds.XdsFileSystem is XdsFileSystem

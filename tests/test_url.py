@@ -51,7 +51,7 @@ def test_strip(given_url, path):
         ("xds://models/a.safetensors", "xds:///models/a.safetensors"),
         ("a/b", "xds:///a/b"),
         ("localhost/a", "xds:///localhost/a"),
-        ("xds:/a", "xds:///"),
+        ("xds:/a", "did you mean xds:///a?"),
         ("file:///a", "xds:///"),
         ("xds://localhost:80/a", "xds:///"),
     ],

@@ -30,7 +30,7 @@ def clash() -> str | None:
                 return (
                     f"the distribution {name!r} (version {distribution.version}) installs the package {package!r}, "
                     f"which {OURS} needs for itself; the two cannot be installed together. Remove it with "
-                    f"`pip uninstall {name}`, then run `pip install --force-reinstall --no-deps {OURS}`"
+                    f"`pip uninstall {name}`, then install {OURS} again"
                 )
     return None
 

@@ -1,7 +1,8 @@
 """The exception tree of XDS. Layer: bottom; imports nothing of ours.
 
-Every error is an :class:`XdsError`, which is an :class:`OSError` with ``errno`` set, so that generic code works.
-What Python already has a class for (not found, no permission, is a folder, exists) is raised as that builtin class.
+What fails is an :class:`XdsError`, which is an :class:`OSError` with ``errno`` set, so that generic code works.
+What Python already has a class for (not found, no permission, is a folder, exists) is raised as that builtin class;
+other wrong arguments are a plain ValueError or TypeError.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ def _rebuild(
 
 class UrlError(XdsError, ValueError):
     """A URL that names nothing we can read."""
+
+    default_errno = _errno.EINVAL
+
+
+class ArgumentError(XdsError, ValueError):
+    """A ``device``, ``framework``, ``require`` or ``timeout_s`` that is none, or that do not go together."""
 
     default_errno = _errno.EINVAL
 

@@ -142,7 +142,9 @@ class StorageFile(io.BufferedIOBase):
 
     def fileno(self) -> int:
         """Raise: reads do not go through a descriptor of the caller."""
-        raise io.UnsupportedOperation("fileno: the file is read through its storage backend, not by a descriptor")
+        raise io.UnsupportedOperation(
+            "fileno: the file is read through its storage backend, not by a descriptor; use readinto(array)"
+        )
 
     def tell(self) -> int:
         """Return the position in bytes."""

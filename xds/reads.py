@@ -134,7 +134,7 @@ def read_small(handle: Handle, view: memoryview, offset: int) -> None:
         handle.check_unchanged()
         raise ShortReadError(
             f"{handle.path}: {len(view)} bytes at offset {offset} were expected, the file ended after {got}, although "
-            f"its size is said to be {handle.nbytes}",
+            f"its size is said to be {handle.nbytes}. Files of /sys and /proc have no true size: read them with open()",
             filename=handle.path,
         )
 

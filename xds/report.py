@@ -26,7 +26,10 @@ class ReadReport:
         retries: requests issued again (short reads, interrupted calls).
         threads: threads that moved bytes.
         pinned_nbytes: pinned memory of the process when the read ended.
-        seconds: wall time by stage; ``total`` is there always.
+        seconds: ``total``, always there, is the wall time. The mover adds ``read_threads``, ``copy_threads`` and
+            ``setup_threads`` (reading, waiting for the copy engine, making slots of the ring), each summed over all
+            threads and all requests in flight. Requests of io_uring overlap within one thread, so a sum can exceed
+            ``threads`` times ``total``: it compares stages and is no wall time.
         notes: why something was not done another way, one sentence each.
     """
 

@@ -83,7 +83,9 @@ def unstrip(protocol: str, path: Any, *, authority: bool = False) -> str:
 def _not_absolute(protocol: str, url: str, path: str) -> UrlError:
     suggestions = [f"{protocol}:///{resolve(path)}", f"{protocol}://{os.path.abspath(path)}"]  # noqa: PTH100 (text)
     if "://" in path or path.startswith(f"{protocol}:"):
-        return UrlError(f"{url!r} is no {protocol} URL; write {protocol}:///absolute/path")
+        rest = path.removeprefix(f"{protocol}:")
+        meant = f"did you mean {protocol}:///{resolve(rest)}?" if rest.startswith("/") else ""
+        return UrlError(f"{url!r} is no {protocol} URL; {meant or f'write {protocol}:///absolute/path'}")
     return UrlError(
         f"{url!r} has no absolute path: {protocol}:// reads files of this machine and takes no host name, so three "
         f"slashes must follow the colon. Did you mean {suggestions[0]!r} or {suggestions[1]!r}?"

@@ -60,15 +60,43 @@ def test_header_length_of_one(refuse):
 
 
 def test_header_longer_than_the_file(refuse):
-    refuse(raw("{}", length=3), "header of 3 bytes", "at least 11 bytes", "has 10", error=TruncatedError)
+    refuse(
+        raw("{}", length=3),
+        "header of 3 bytes",
+        "at least 11 bytes",
+        "has 10",
+        "download it again",
+        error=TruncatedError,
+    )
 
 
 def test_header_length_of_2_to_the_63(refuse):
-    refuse(raw("{}", length=2**63), str(2**63), str(2**63 + 8), "has 10", error=TruncatedError)
+    refuse(raw("{}", length=2**63), "not a safetensors file", str(2**63), str(2**63 + 8), "has 10")
 
 
 def test_header_length_of_2_to_the_64_less_one(refuse):
-    refuse(raw("{}", length=2**64 - 1), str(2**64 + 7), "has 10", error=TruncatedError)
+    refuse(raw("{}", length=2**64 - 1), "not a safetensors file", str(2**64 + 7), "has 10")
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (b"PK\x03\x04\0\0\x08\x08", "zip archive, as torch.save"),
+        (b"PK\x03\x04\x14\0\0\0", "zip archive"),
+        (b"\x80\x02\x8a\nl\xfc\x9cF", "pickle"),
+        (b"\x80\x04\x95\x34\x12\0\0\0", "pickle"),
+        (b"GGUF\x03\0\0\0", "GGUF"),
+    ],
+)
+def test_files_of_other_formats_are_named(refuse, start, words):
+    refuse(start + b"x" * 100, words, "safetensors only")
+
+
+def test_a_real_file_of_torch(refuse, tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    for new in (True, False):
+        torch.save({"a": torch.ones(3)}, tmp_path / "a.pt", _use_new_zipfile_serialization=new)
+        refuse((tmp_path / "a.pt").read_bytes(), "torch.save writes it")
 
 
 def test_header_over_the_cap_says_how_to_raise_it(refuse):

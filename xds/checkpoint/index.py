@@ -51,7 +51,8 @@ def find(backend: Backend, path: str) -> Sources:
 
 
 def _find_in_folder(backend: Backend, folder: str) -> Sources:
-    names = sorted(_basename(entry["name"]) for entry in backend.ls(folder) if entry["type"] != "directory")
+    entries = backend.ls(folder)
+    names = sorted(_basename(entry["name"]) for entry in entries if entry["type"] != "directory")
     indexes = [name for name in names if name.endswith(_INDEX_SUFFIX) and not name.endswith(".bin" + _INDEX_SUFFIX)]
     if STANDARD_INDEX in indexes:
         return _from_index(backend, _join(folder, STANDARD_INDEX))
@@ -64,8 +65,20 @@ def _find_in_folder(backend: Backend, folder: str) -> Sources:
         return _from_index(backend, _join(folder, indexes[0]))
     files = tuple(_join(folder, name) for name in names if name.endswith(".safetensors"))
     if not files:
-        raise CheckpointError(f"{folder}: no *.safetensors and no *.index.json in this folder", filename=folder)
+        raise CheckpointError(
+            f"{folder}: no *.safetensors and no *.index.json in this folder{_snapshot(backend, folder, entries)}",
+            filename=folder,
+        )
     return Sources(files)
+
+
+def _snapshot(backend: Backend, folder: str, entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return a hint for the folder of a repository in the cache of Hugging Face, else nothing."""
+    if not any(_basename(entry["name"]) == "snapshots" and entry["type"] == "directory" for entry in entries):
+        return ""
+    inside = [entry for entry in backend.ls(_join(folder, "snapshots")) if entry["type"] == "directory"]
+    newest = max(inside, key=lambda entry: float(entry["mtime"]), default=None)
+    return f"; did you mean {newest['name']}?" if newest else ""
 
 
 def _basename(path: str) -> str:
@@ -81,7 +94,15 @@ def _from_index(backend: Backend, path: str) -> Sources:
     folder = path.rpartition("/")[0]
     shards = sorted(set(weight_map.values()))
     for shard in shards:
-        _check_shard(backend, path, folder, shard, weight_map)
+        _check_shard(path, shard, weight_map)
+    missing = [shard for shard in shards if not _is_there(backend, _join(folder, shard))]
+    if missing:
+        count = f" ({len(missing)} of its {len(shards)} files are missing)" if len(shards) > 1 else ""
+        raise CheckpointError(
+            f"{_given(path, missing[0], weight_map)}, and there is no {_join(folder, missing[0])}{count}; "
+            "copy or download what is missing",
+            filename=path,
+        )
     position = {shard: number for number, shard in enumerate(shards)}
     return Sources(
         files=tuple(_join(folder, shard) for shard in shards),
@@ -133,17 +154,25 @@ def _weight_map(text: bytearray, path: str) -> dict[str, str]:
     return weight_map
 
 
-def _check_shard(backend: Backend, path: str, folder: str, shard: str, weight_map: Mapping[str, str]) -> None:
+def _is_there(backend: Backend, path: str) -> bool:
+    try:
+        backend.info(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _given(path: str, shard: str, weight_map: Mapping[str, str]) -> str:
     tensor = next(name for name, other in weight_map.items() if other == shard)
-    where = f"{path}: weight_map gives tensor {tensor!r} the file {shard!r}"
+    return f"{path}: weight_map gives tensor {tensor!r} the file {shard!r}"
+
+
+def _check_shard(path: str, shard: str, weight_map: Mapping[str, str]) -> None:
+    where = _given(path, shard, weight_map)
     if shard.startswith("/") or ".." in shard.split("/") or "\0" in shard or not shard.strip("./"):
         raise CheckpointError(f"{where}; expected the name of a file beside the index", filename=path)
     if not shard.endswith(".safetensors"):
         raise CheckpointError(f"{where}, which is no safetensors file", filename=path)
-    try:
-        backend.info(_join(folder, shard))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{where}, and there is no {_join(folder, shard)}", filename=path) from error
 
 
 def check_shards(sources: Sources, headers: Sequence[Header], *, strict: bool) -> list[set[str]]:

@@ -63,6 +63,9 @@ class LoadResult(dict[str, Any]):
         self.raw = raw
         self.metadata = metadata
 
+    def __repr__(self) -> str:
+        return f"<LoadResult: {len(self)} tensors, {self.report.nbytes} bytes>"
+
 
 @dataclass(slots=True)
 class _Started:
@@ -109,6 +112,12 @@ class Checkpoint:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        closed = ", closed" if self._closed else ""
+        where = self.files[0] if self.files else "of no file"
+        return f"<Checkpoint {where}{more}: {len(self)} tensors, {self.nbytes} bytes{closed}>"
 
     def __len__(self) -> int:
         return len(self._table)
@@ -369,13 +378,15 @@ def load(
         framework: ``"numpy"``, ``"cupy"``, ``"torch"``, ``"jax"``; ``None``: on a GPU torch if it is imported, else
             CuPy; on the host NumPy.
         require: ``{"posting": ..., "placement": ...}`` raises instead of moving the bytes another way.
-        names: the tensors wanted: an iterable of names, or a function of the name; ``None`` for all.
+        names: the tensors wanted: an iterable of names, or a function of the name; ``None`` for all. A name that is
+            not there is an error; a function that is true for none gives an empty result.
         strict: as in :func:`open_checkpoint`.
         max_header_nbytes: as in :func:`open_checkpoint`.
         progress: called with (bytes landed, bytes in all), in the calling thread.
-        timeout_s: the longest time without any progress, seconds.
+        timeout_s: the longest time without any progress, seconds; ``math.inf`` for no limit.
 
     Raises:
+        ArgumentError: a device, framework, ``require`` or ``timeout_s`` that is none, or that do not go together.
         CheckpointError: as in :func:`open_checkpoint`; TensorNotFoundError (a KeyError) for a name that is not there.
         FileChangedError: a file moved while it was read.
         ShortReadError: a file ended early.

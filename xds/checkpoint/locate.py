@@ -1,4 +1,4 @@
-"""From the URL that a person gives to a backend and a path in it. Layer: checkpoint; imports only errors of ours.
+"""From the URL that a person gives to a backend and a path in it. Layer: checkpoint; imports errors and protocols.
 
 Files of this machine are read through ``xds://``, however they are named.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from xds import protocols
 from xds.errors import UrlError
 
 if TYPE_CHECKING:
@@ -24,14 +25,13 @@ def locate(url: str | os.PathLike[str]) -> tuple[Backend, str]:
             signs such as ``%`` mean themselves.
 
     Raises:
-        UrlError: another file system.
+        UrlError: another file system, known before anything of it is imported.
     """
-    import fsspec
-
     text = os.fspath(url)
     if not isinstance(text, str):
         raise UrlError(f"a URL must be str or a path of str, not {type(text).__name__}")
-    path = text if isinstance(url, os.PathLike) or "://" not in text else None
+    protocol = None if isinstance(url, os.PathLike) else protocols.of(text)
+    path = text if protocol is None else None
     for prefix in _LOCAL:
         if path is None and text.startswith(prefix):
             path = text.removeprefix(prefix)
@@ -39,11 +39,19 @@ def locate(url: str | os.PathLike[str]) -> tuple[Backend, str]:
                 path = path.removeprefix("localhost")
     if path is not None:
         text = f"xds://{os.path.abspath(os.path.expanduser(path))}"  # noqa: PTH100, PTH111 (text, nothing is resolved)
+    elif protocol != "xds" and "::" not in text and protocol not in protocols.ours():
+        raise _not_ours(text, f"{protocol}://")
+    import fsspec
+
     fs, inside = fsspec.url_to_fs(text)
     backend = getattr(fs, "backend", None)
     if backend is None:
-        raise UrlError(
-            f"{url}: {type(fs).__name__} cannot read into arrays; "
-            "use xds:///path for files of this machine, or copy the checkpoint to it first"
-        )
+        raise _not_ours(text, type(fs).__name__)
     return backend, inside
+
+
+def _not_ours(url: str, what: str) -> UrlError:
+    return UrlError(
+        f"{url}: {what} cannot read into arrays{protocols.meant(url)}; "
+        "use xds:///path for files of this machine, or copy the checkpoint to it first"
+    )

@@ -31,6 +31,13 @@ MAX_HEADER_NBYTES = 256 << 20
 
 _LENGTH_NBYTES = 8
 
+#: How files of other formats begin, and what they are.
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive, as torch.save writes it",
+    b"GGUF": "a GGUF file",
+    **{bytes((0x80, protocol)): "a pickle, as older torch.save writes it" for protocol in (2, 3, 4, 5)},
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
@@ -69,20 +76,29 @@ def read_header(handle: Handle, *, max_header_nbytes: int = MAX_HEADER_NBYTES) -
 
     Raises:
         TruncatedError: the file is shorter than its header says; names expected and actual bytes.
-        CheckpointError: anything else that is wrong, with the tensor and both numbers.
+        CheckpointError: anything else that is wrong, with the tensor and both numbers; a file of another format.
     """
     path, nbytes = handle.path, handle.nbytes
     if nbytes < _LENGTH_NBYTES:
         raise TruncatedError(
-            f"{path}: not a safetensors file: expected at least {_LENGTH_NBYTES} bytes, the file has {nbytes}",
+            f"{path}: not a safetensors file: expected at least {_LENGTH_NBYTES} bytes, the file has {nbytes}; "
+            "copy or download it again",
             filename=path,
         )
-    json_nbytes = int.from_bytes(_read(handle, 0, _LENGTH_NBYTES).tobytes(), "little")
+    first = _read(handle, 0, _LENGTH_NBYTES).tobytes()
+    json_nbytes = int.from_bytes(first, "little")
+    absurd = json_nbytes > max(MAX_HEADER_NBYTES, max_header_nbytes)
+    kind = next((words for magic, words in _FOREIGN.items() if first.startswith(magic)), None) if absurd else None
+    if kind:
+        raise CheckpointError(f"{path} is {kind}; XDS loads safetensors only: convert it first", filename=path)
     # Nothing is allocated by a number from the file before it was checked against the file.
     if json_nbytes > nbytes - _LENGTH_NBYTES:
-        raise TruncatedError(
-            f"{path}: truncated, or not a safetensors file: its first 8 bytes announce a header of {json_nbytes} "
-            f"bytes, so at least {_LENGTH_NBYTES + json_nbytes} bytes are expected; the file has {nbytes}",
+        what, advice = "truncated, or not a safetensors file", "; copy or download it again"
+        if absurd:
+            what, advice = "not a safetensors file", ""
+        raise (CheckpointError if absurd else TruncatedError)(
+            f"{path}: {what}: its first 8 bytes announce a header of {json_nbytes} bytes, so at least "
+            f"{_LENGTH_NBYTES + json_nbytes} bytes are expected; the file has {nbytes}{advice}",
             filename=path,
         )
     if json_nbytes < 2:
@@ -159,7 +175,9 @@ def parse_header(json: npt.NDArray[np.uint8], data_nbytes: int, path: str) -> He
             message = f"{path}: {columns.error.decode()}"
             if status == _NO_MEMORY:
                 raise MemoryError(message)
-            raise (TruncatedError if status == _TRUNCATED else CheckpointError)(message, filename=path)
+            if status == _TRUNCATED:
+                raise TruncatedError(f"{message}; copy or download it again", filename=path)
+            raise CheckpointError(message, filename=path)
         return _header(columns, path, _LENGTH_NBYTES + len(json))
     finally:
         free(ctypes.byref(columns))

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from xds.cli.errors import echo
 from xds.cli.targets import print_json
 
 _SIGNS = {"ok": ("ok", "green"), "limited": ("limited", "yellow"), "absent": ("absent", "red")}
@@ -24,9 +25,9 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
     else:
         for finding in findings:
             text, colour = _SIGNS[finding.state]
-            typer.echo(typer.style(f"{text:<8}", fg=colour) + f"{finding.name}: {finding.what}")
+            echo(typer.style(f"{text:<8}", fg=colour) + f"{finding.name}: {finding.what}")
             if finding.state != "ok":
-                typer.echo(f"{'':<8}  costs: {finding.cost}")
-                typer.echo(f"{'':<8}  do:    {finding.action}")
+                echo(f"{'':<8}  costs: {finding.cost}")
+                echo(f"{'':<8}  do:    {finding.action}")
     if any(finding.required and finding.state == "absent" for finding in findings):
         raise typer.Exit(1)

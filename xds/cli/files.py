@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import stat as status
 import sys
 from typing import Annotated, Any
 
 import typer
 
+from xds.cli.errors import Attempts, echo, output
 from xds.cli.targets import human, print_json, progress, resolve
 
 _CHUNK_NBYTES = 8 << 20
+_TIMES = ("mtime", "LastModified", "created")
 
 Targets = Annotated[list[str], typer.Argument(metavar="URL...", help="URLs or paths.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: an array, an entry a file.")]
 
 
-def _when(entry: dict[str, Any]) -> str:
-    moment = entry.get("mtime", entry.get("LastModified", entry.get("created")))
+def _when(moment: Any) -> str:
     if isinstance(moment, int | float):
         moment = datetime.datetime.fromtimestamp(moment, tz=datetime.UTC)
     return moment.strftime("%Y-%m-%d %H:%M:%S") if isinstance(moment, datetime.datetime) else "-"
@@ -29,49 +32,90 @@ def _shown(name: str) -> str:
     return escaped.encode("utf-8", "backslashreplace").decode()
 
 
+def _entries(filesystem: Any, path: str) -> list[dict[str, Any]]:
+    """Return what a folder holds, or a file; of what is not there, the names that it matches as a pattern."""
+    try:
+        entries: list[dict[str, Any]] = filesystem.ls(path, detail=True)
+    except FileNotFoundError:
+        if not set(path) & set("*?["):
+            raise
+        entries = list(filesystem.glob(path, detail=True).values())
+        if not entries:
+            raise FileNotFoundError(errno.ENOENT, "No name matches this pattern", path) from None
+    return entries
+
+
+def _line(entry: dict[str, Any]) -> str:
+    """Return the line of ``ls -l``."""
+    size = human(entry["size"]) if entry.get("size") is not None else "-"
+    moment = next((entry[key] for key in _TIMES if key in entry), None)
+    text = f"{entry['type']:<9} {size:>10}  {_when(moment):<19}  {_name(entry)}"
+    return f"{text} -> {_shown(str(entry['destination']))}" if entry.get("destination") else text
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return _shown(str(entry["name"])) + ("/" if entry["type"] == "directory" else "")
+
+
 def ls(
+    context: typer.Context,
     targets: Annotated[
-        list[str] | None, typer.Argument(metavar="[URL...]", help="URLs or paths; without any, the current folder.")
+        list[str] | None, typer.Argument(metavar="[URL...]", help="URLs, paths or patterns; without any, this folder.")
     ] = None,
-    long: Annotated[bool, typer.Option("--long", "-l", help="Type, size and time (UTC) too.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Type, size, time (UTC), where links lead.")] = False,
+    for_people: Annotated[bool, typer.Option("-h", help="Sizes for people, as they are anyway.")] = False,
     json: Json = False,
 ) -> None:
     """List a folder, or show that a file is there."""
+    attempts = Attempts(context)
     entries: list[dict[str, Any]] = []
     for target in targets or ["."]:
-        filesystem, path = resolve(target)
-        entries += filesystem.ls(path, detail=True)
+        with attempts.attempt():
+            filesystem, path = resolve(target)
+            found = _entries(filesystem, path)
+            entries += found
+            attempts.values += found
     if json:
-        print_json(entries)
-        return
-    for entry in entries:
-        name = _shown(str(entry["name"])) + ("/" if entry["type"] == "directory" else "")
-        if long:
-            size = human(entry["size"]) if entry.get("size") is not None else "-"
-            typer.echo(f"{entry['type']:<9} {size:>10}  {_when(entry):<19}  {name}")
-        else:
-            typer.echo(name)
+        print_json(attempts.values)
+    else:
+        for entry in entries:
+            echo(_line(entry) if long else _name(entry))
+    attempts.finish()
 
 
-def stat(targets: Targets, json: Json = False) -> None:
+def _detail(key: str, value: Any) -> str:
+    if key == "size" and isinstance(value, int):
+        return f"{value} ({human(value)})"
+    if key in _TIMES and _when(value) != "-":
+        return f"{_when(value)} UTC"
+    if key == "mode" and isinstance(value, int):
+        return f"{status.filemode(value)} ({status.S_IMODE(value):04o})"
+    return _shown(str(value))
+
+
+def stat(context: typer.Context, targets: Targets, json: Json = False) -> None:
     """Show what is known about a file: size, type, time."""
-    infos = []
+    attempts = Attempts(context)
+    infos: list[dict[str, Any]] = []
     for target in targets:
-        filesystem, path = resolve(target)
-        infos.append(filesystem.info(path))
+        with attempts.attempt():
+            filesystem, path = resolve(target)
+            infos.append(filesystem.info(path))
+            attempts.values.append(infos[-1])
     if json:
-        print_json(infos[0] if len(infos) == 1 else infos)
-        return
-    for number, info in enumerate(infos):
-        if number:
-            typer.echo()
-        for key, value in info.items():
-            text = f"{value} ({human(value)})" if key == "size" and isinstance(value, int) else str(value)
-            text = f"{value} ({_when(info)} UTC)" if key == "mtime" else text
-            typer.echo(f"{key:<12} {_shown(text)}")
+        print_json(attempts.values)
+    else:
+        for number, info in enumerate(infos):
+            if number:
+                echo()
+            for key, value in info.items():
+                if key != "identity":  # says nothing that the others do not
+                    echo(f"{key:<12} {_detail(key, value)}")
+    attempts.finish()
 
 
 def cat(
+    context: typer.Context,
     targets: Targets,
     start: Annotated[
         int | None, typer.Option(help="First byte; counts from the end if negative, as in Python.", show_default=False)
@@ -81,24 +125,32 @@ def cat(
     ] = None,
 ) -> None:
     """Write the bytes of files to standard output."""
+    attempts = Attempts(context)
+    for target in targets:
+        with attempts.attempt():
+            _copy(target, start, end)
+    with output():
+        sys.stdout.buffer.flush()
+    attempts.finish()
+
+
+def _copy(target: str, start: int | None, end: int | None) -> None:
     from xds.plan import resolve_range
 
-    output = sys.stdout.buffer
-    for target in targets:
-        filesystem, path = resolve(target)
-        with filesystem.open(path, "rb", block_size=_CHUNK_NBYTES) as file:
-            position, stop = resolve_range(start, end, file.size)
-            file.seek(position)
-            total = stop - position
-            left = total
-            # A bar and the bytes on one terminal would make each other unreadable.
-            with progress(_shown(path), enabled=not sys.stdout.isatty() and total > _CHUNK_NBYTES) as update:
-                while left:
-                    piece = file.read(min(left, _CHUNK_NBYTES))
-                    if not piece:
-                        raise EOFError(f"{path}: ended {left} bytes before byte {stop}; it shrank while it was read")
-                    output.write(piece)
-                    left -= len(piece)
-                    if update:
-                        update(total - left, total)
-    output.flush()
+    filesystem, path = resolve(target)
+    with filesystem.open(path, "rb", block_size=_CHUNK_NBYTES) as file:
+        position, stop = resolve_range(start, end, file.size)
+        file.seek(position)
+        total = stop - position
+        left = total
+        # A bar and the bytes on one terminal would make each other unreadable.
+        with progress(_shown(path), enabled=not sys.stdout.isatty() and total > _CHUNK_NBYTES) as update:
+            while left:
+                piece = file.read(min(left, _CHUNK_NBYTES))
+                if not piece:
+                    raise EOFError(f"{path}: ended {left} bytes before byte {stop}; it shrank while it was read")
+                with output():
+                    sys.stdout.buffer.write(piece)
+                left -= len(piece)
+                if update:
+                    update(total - left, total)

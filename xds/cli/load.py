@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from xds.cli.errors import echo
 from xds.cli.targets import human, print_json, progress, to_url
+
+#: Loads of fewer bytes have no rate worth a line.
+_RATE_NBYTES = 1_000_000
 
 
 def parse_requirements(words: list[str]) -> dict[str, str]:
@@ -31,10 +35,40 @@ def _shares(by: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {100 * nbytes / total:.0f} %" for name, nbytes in by.items())
 
 
-def summary(url: str, result: Any, seconds: float) -> dict[str, Any]:
-    """Return what ``xds load`` prints, as plain values.
+def parse_device(word: str | None) -> str | int | None:
+    """Return the device that :func:`xds.load` takes; raises typer.BadParameter."""
+    if word is None or word in ("cpu", "cuda"):
+        return word
+    number = word.removeprefix("cuda:")
+    if number.isascii() and number.isdigit():
+        return int(number)
+    raise typer.BadParameter(f"{word!r} is none of cpu, cuda, cuda:1, 1", param_hint="--device")
 
-    ``seconds`` is the wall time of the call, start-up of the GPU included; ``transfer_seconds`` the read's own.
+
+def select(url: str, names: Sequence[str], patterns: Sequence[str]) -> list[str] | None:
+    """Return the names that match one of the patterns; ``None`` (all) without patterns.
+
+    Raises:
+        TensorNotFoundError: a pattern that matches none, unless there are no names at all.
+    """
+    from xds.checkpoint import TensorNotFoundError
+
+    chosen: dict[str, None] = {}
+    for pattern in patterns:
+        matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if names and not matching:
+            raise TensorNotFoundError(
+                f"{url}: no tensor matches {pattern!r} among {len(names)}; they begin with "
+                + ", ".join(map(repr, names[:3]))
+            )
+        chosen.update(dict.fromkeys(matching))
+    return list(chosen) if patterns else None
+
+
+def summary(url: str, result: Any, seconds: float) -> dict[str, Any]:
+    """Return what ``xds load`` prints, as plain values (keys: docs/cli.md).
+
+    ``seconds`` is the wall time of the call, start-up of the GPU included.
     """
     report = result.report
     transfer_seconds = report.seconds.get("total", seconds)
@@ -42,8 +76,8 @@ def summary(url: str, result: Any, seconds: float) -> dict[str, Any]:
         "url": url,
         "tensors": len(result),
         "nbytes": report.nbytes,
-        "seconds": seconds,
-        "transfer_seconds": transfer_seconds,
+        "seconds": transfer_seconds,
+        "seconds_with_startup": seconds,
         "gb_per_s": report.nbytes / transfer_seconds / 1e9 if transfer_seconds else None,
         "posting": dict(report.posting),
         "placement": dict(report.placement),
@@ -57,10 +91,12 @@ def summary(url: str, result: Any, seconds: float) -> dict[str, Any]:
 def rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of the table for people: name and text."""
     rate, resident = values["gb_per_s"], values["resident"]
+    if values["nbytes"] < _RATE_NBYTES:
+        rate = None  # start-up is all that would show
     return [
         ("tensors", str(values["tensors"])),
         ("bytes", f"{values['nbytes']} ({human(values['nbytes'])})"),
-        ("seconds", f"{values['transfer_seconds']:.4f} ({values['seconds']:.4f} with start-up)"),
+        ("seconds", f"{values['seconds']:.4f} ({values['seconds_with_startup']:.4f} with start-up)"),
         ("GB/s", "-" if rate is None else f"{rate:.2f}"),
         ("device", values["device"]),
         ("posting", _shares(values["posting"])),
@@ -74,7 +110,8 @@ def rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 def load(
     url: Annotated[str, typer.Argument(metavar="URL", help="A safetensors file, an index.json or a folder.")],
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1. Without it: the GPU if there is one.", show_default=False)
+        str | None,
+        typer.Option(help="cpu, cuda, cuda:1 or 1. Without it: the GPU if there is one.", show_default=False),
     ] = None,
     framework: Annotated[
         str | None, typer.Option(help="numpy, cupy, torch or jax: whose arrays.", show_default=False)
@@ -87,34 +124,33 @@ def load(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Load only tensors with such names (layers.0.*).", show_default=False),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds without any progress before giving up.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds without any progress before giving up; above 0.")] = 60.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Load a checkpoint into memory and tell how fast and by which way."""
     import xds
 
     requirements = parse_requirements(require or [])
-    patterns = name or []
-
-    def wanted(tensor: str) -> bool:
-        return any(fnmatch.fnmatchcase(tensor, pattern) for pattern in patterns)
-
+    ordinal = parse_device(device)
     address = to_url(url)
     with progress("loading", enabled=not json) as update:
         begin = time.perf_counter()
-        result = xds.load(
-            address,
-            device=device,
-            framework=framework,
-            require=requirements or None,
-            names=wanted if patterns else None,
-            progress=update,
-            timeout_s=timeout,
-        )
+        try:
+            with xds.open_checkpoint(address) as checkpoint:
+                result = checkpoint.load(
+                    select(address, checkpoint.names, name or []),
+                    device=ordinal,
+                    framework=framework,
+                    require=requirements or None,
+                    progress=update,
+                    timeout_s=timeout,
+                )
+        except xds.errors.ArgumentError as error:
+            raise typer.BadParameter(str(error)) from error
         seconds = time.perf_counter() - begin
     values = summary(address, result, seconds)
     if json:
         print_json(values)
         return
     for key, text in rows(values):
-        typer.echo(f"{key:<10} {text}")
+        echo(f"{key:<10} {text}")

@@ -9,25 +9,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
-
-def is_url(target: str) -> bool:
-    """Return whether ``target`` names its protocol."""
-    return "://" in target
+from xds import protocols
+from xds.cli.errors import echo
 
 
 def to_url(target: str) -> str:
-    """Return ``target`` as a URL; a plain path becomes ``xds://`` and its absolute form."""
-    return target if is_url(target) else f"xds://{Path(target).absolute()}"
+    """Return ``target`` as a URL; a plain path becomes ``xds://`` and its absolute form. Raises UrlError."""
+    return target if protocols.of(target) is not None else f"xds://{Path(target).absolute()}"
 
 
 def resolve(target: str) -> tuple[Any, str]:
-    """Return the file system and the path on it that ``target`` names."""
+    """Return the file system and the path on it that ``target`` names; raises UrlError for an unknown protocol."""
     import fsspec
     from fsspec.core import url_to_fs
 
-    if is_url(target):
+    if protocols.of(target) is not None:
+        protocols.check(target)
         filesystem, path = url_to_fs(target)
         return filesystem, path
     return fsspec.filesystem("xds"), str(Path(target).absolute())
@@ -45,13 +42,13 @@ def human(nbytes: int) -> str:
 
 def print_json(value: Any) -> None:
     """Print one JSON document; what JSON does not have is printed as text."""
-    typer.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+    echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
 
 
 @contextlib.contextmanager
 def progress(title: str, *, enabled: bool = True) -> Iterator[Callable[[int, int], None] | None]:
     """Give a function ``(nbytes_done, nbytes_total)`` that draws a bar on standard error; ``None`` off a terminal."""
-    if not enabled or not sys.stderr.isatty():
+    if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

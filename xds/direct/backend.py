@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from xds.errors import FileChangedError, RequirementError, XdsError
+from xds.errors import ArgumentError, FileChangedError, RequirementError, XdsError
 
 if TYPE_CHECKING:
     from xds.backend import Handle, Transfer
@@ -49,13 +49,16 @@ class DirectBackend:
 
         Raises:
             IsADirectoryError: a folder.
-            XdsError: a FIFO, a socket or a character device; never blocks on one.
+            XdsError: a FIFO, a socket or a character device; never blocks on one. A file of ``/proc`` and the like,
+                which has bytes and a size of 0.
         """
         # Opening a device can have effects of its own (a tape rewinds), so the type is looked at before.
         _check_type(os.stat(path), path)  # noqa: PTH116 (microseconds count)
         descriptor = _Descriptor(os.open(path, _OPEN_FLAGS))
         status = os.fstat(descriptor.number)
         _check_type(status, path)
+        if status.st_size == 0 and stat.S_ISREG(status.st_mode):
+            _check_empty(descriptor, path)
         # io_uring answers EAGAIN for a descriptor with O_NONBLOCK; it was needed only in case of a FIFO.
         fcntl.fcntl(descriptor.number, fcntl.F_SETFL, 0)
         return LocalHandle(path, descriptor, status)
@@ -71,10 +74,11 @@ class DirectBackend:
         """See :meth:`xds.backend.Backend.transfer`. Handles may be closed while it runs.
 
         Raises:
-            ValueError: ``require`` holds an unknown key or value.
+            ArgumentError: ``require`` holds an unknown key or value; ``timeout_s`` is no positive number.
             RequirementError: ``require`` cannot be met.
         """
         check_require(require, device=device)
+        _check_timeout(timeout_s)
         require_dma = (require or {}).get("placement") == "dma"
         # Loads the native core: small reads and listings never need it.
         from xds.engine.mover import MoverTransfer
@@ -96,18 +100,30 @@ def check_require(require: Mapping[str, str] | None, *, device: int | None) -> N
 
     ``dma`` into GPU memory depends on the file: the mover proves or refuses it.
     """
+    given: Any = require
+    if given is not None and not isinstance(given, Mapping):
+        raise ArgumentError(f"require={given!r}: must be a dict, as in require={{'posting': 'host'}}")
     have = {"posting": ("host",), "placement": ("mapped",) if device is None else ("copy", "dma")}
     for key, value in (require or {}).items():
         if key not in _REQUIRE:
-            raise ValueError(f"require={{{key!r}: ...}}: unknown key; known are {', '.join(_REQUIRE)}")
+            raise ArgumentError(f"require={{{key!r}: ...}}: unknown key; known are {', '.join(_REQUIRE)}")
         if value not in _REQUIRE[key]:
-            raise ValueError(f"require={{{key!r}: {value!r}}}: must be one of {', '.join(_REQUIRE[key])}")
+            raise ArgumentError(f"require={{{key!r}: {value!r}}}: must be one of {', '.join(_REQUIRE[key])}")
         if value not in have[key]:
             where = "host memory" if device is None else f"the memory of cuda:{device}"
             raise RequirementError(
                 f"require={{{key!r}: {value!r}}} cannot be met: reads of xds:// into {where} have {key} "
-                f"{have[key][0]!r}. Leave the requirement out, or require that"
+                f"{have[key][0]!r}. Leave the requirement out, or require {key} {have[key][0]!r}"
             )
+
+
+def _check_timeout(timeout_s: Any) -> None:
+    try:
+        positive = bool(timeout_s > 0)  # false for NaN
+    except TypeError:
+        positive = False
+    if not positive:
+        raise ArgumentError(f"timeout_s={timeout_s!r}: must be a number of seconds above 0; math.inf for no limit")
 
 
 class _Descriptor:
@@ -243,6 +259,20 @@ def _check_type(status: os.stat_result, path: str) -> None:
         errno=errno.EINVAL,
         filename=path,
     )
+
+
+def _check_empty(descriptor: _Descriptor, path: str) -> None:
+    """Raise for a regular file that has bytes although its size is 0, as those of ``/proc`` do."""
+    try:
+        empty = not os.pread(descriptor.number, 1, 0) or os.fstat(descriptor.number).st_size > 0
+    except OSError:
+        empty = False  # /proc/kmsg: nothing to read yet
+    if not empty:
+        raise XdsError(
+            f"{path}: its size is not known to the file system, which says 0 bytes; read it with open()",
+            errno=errno.EINVAL,
+            filename=path,
+        )
 
 
 def _entry(path: str, *, listing: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xds.doctor import Finding, read_text
+from xds.doctor import Finding, State, read_text
 
 _COMPUTE_MAJOR, _COMPUTE_MINOR = 75, 76
 
@@ -117,8 +117,8 @@ def _installed(*names: str) -> tuple[str, str] | None:
 def cupy(root: Path) -> Sequence[Finding]:
     """CuPy, and whether it is the one for this driver."""
     found = driver()
-    extra = "cuda13" if found.version and found.version >= (13, 0) else "cuda12"
-    install = f"pip install 'xpu-direct-storage[{extra}]'"
+    fitting = "cupy-cuda13x" if found.version and found.version >= (13, 0) else "cupy-cuda12x"
+    install = f"pip install {fitting}"
     have = _installed("cupy-cuda13x", "cupy-cuda12x", "cupy")
     if have is None:
         if importlib.util.find_spec("cupy") is not None:
@@ -142,7 +142,7 @@ def torch(root: Path) -> Sequence[Finding]:
                 "absent",
                 "not installed",
                 "no torch tensors; NumPy and CuPy arrays do not need it",
-                "pip install 'xpu-direct-storage[torch]' if you want them",
+                "pip install torch, if you want them",
             )
         ]
     version = have[1]
@@ -170,6 +170,9 @@ def cufile_library() -> Path | str | None:
 def cufile(root: Path) -> Sequence[Finding]:
     """CuFile, and whether the kernel has what it needs for real DMA."""
     library = cufile_library()
+    if not driver().devices:
+        state: State = "limited" if library else "absent"
+        return [Finding("cuFile", state, str(library or "not installed"), "nothing: there is no GPU")]
     cost = "reads go through the pinned ring (placement copy): one copy more, by the CPU"
     module = read_text(root / "proc/driver/nvidia-fs/version")
     loaded = module is not None or (root / "proc/driver/nvidia-fs").is_dir()

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from xds.engine import cuda
-from xds.errors import DeviceError, UrlError
+from xds.errors import ArgumentError, DeviceError
 
 FRAMEWORKS = ("numpy", "cupy", "torch", "jax")
 
@@ -27,19 +27,19 @@ def resolve(device: object, framework: str | None) -> tuple[int | None, str]:
         framework: ``None`` (GPU: torch if it is imported, else CuPy; host: NumPy) or one of :data:`FRAMEWORKS`.
 
     Raises:
-        UrlError: a device or framework that is none, or that do not go together.
+        ArgumentError: a device or framework that is none, or that do not go together.
         DeviceError: a CUDA device that is not there.
         ForkedProcessError: a CUDA device, in a process forked after its parent used the GPU.
     """
     if framework is not None and framework not in FRAMEWORKS:
-        raise UrlError(f"framework={framework!r} is none of {', '.join(FRAMEWORKS)}")
+        raise ArgumentError(f"framework={framework!r} is none of {', '.join(FRAMEWORKS)}")
     ordinal = _ordinal(device, framework)
     if framework is None:
         framework = _default_framework(ordinal)
     if ordinal is None and framework == "cupy":
-        raise UrlError("CuPy arrays live in GPU memory: device='cpu' needs framework 'numpy', 'torch' or 'jax'")
+        raise ArgumentError("CuPy arrays live in GPU memory: device='cpu' needs framework 'numpy', 'torch' or 'jax'")
     if ordinal is not None and framework == "numpy":
-        raise UrlError("NumPy arrays live in host memory: a CUDA device needs framework 'cupy', 'torch' or 'jax'")
+        raise ArgumentError("NumPy arrays live in host memory: a CUDA device needs framework 'cupy', 'torch' or 'jax'")
     return ordinal, framework
 
 
@@ -47,13 +47,13 @@ def _ordinal(device: object, framework: str | None) -> int | None:
     if device is None:
         return _current() if gpu_count() and framework != "numpy" and _has_cuda(framework) else None
     if isinstance(device, bool):
-        raise UrlError(f"device={device!r} is no device; expected None, 'cpu', 'cuda', 'cuda:N' or an ordinal")
+        raise ArgumentError(f"device={device!r} is no device; expected None, 'cpu', 'cuda', 'cuda:N' or an ordinal")
     text = f"cuda:{device}" if isinstance(device, int) else str(device)
     if text == "cpu":
         return None
     kind, colon, index = text.partition(":")
     if kind != "cuda" or (colon and not (index.isascii() and index.isdigit())):
-        raise UrlError(f"device={device!r} is no device; expected None, 'cpu', 'cuda', 'cuda:N' or an ordinal")
+        raise ArgumentError(f"device={device!r} is no device; expected None, 'cpu', 'cuda', 'cuda:N' or an ordinal")
     count = gpu_count()
     if count == 0:
         cuda.check_not_forked()
@@ -104,7 +104,7 @@ def _default_framework(ordinal: int | None) -> str:
         return "torch"
     if importlib.util.find_spec("cupy") is None:
         raise DeviceError(
-            "there is a CUDA GPU, but no CuPy to make arrays in its memory: install the extra cuda12 or cuda13 of "
-            "xpu-direct-storage, or import torch before, or pass framework='torch', or device='cpu'"
+            "there is a CUDA GPU, but no CuPy to make arrays in its memory: `pip install cupy-cuda13x` (cupy-cuda12x "
+            "for older drivers), or import torch before, or pass framework='torch', or device='cpu'"
         )
     return "cupy"
