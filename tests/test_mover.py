@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import gc
 import mmap
 import os
+import pickle
 import random
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -21,6 +27,7 @@ from xds.engine.mover import MoverTransfer
 from xds.engine.settings import METHODS, RING_LIMIT_NBYTES, settings
 from xds.errors import CancelledError, DeviceError, ForkedProcessError, ShortReadError
 from xds.plan import SEGMENT, segments
+from xds.report import TOTALS, ReadReport
 
 MIB = 1 << 20
 CHUNK = 64 << 10
@@ -749,3 +756,164 @@ def test_usable_cpus(tmp_path, monkeypatch):
     for quota, expected in (("10000", 1), ("50000", 1), ("160000", 2), ("350000", 4), ("9900000", 8)):
         root = machine(tmp_path / quota, {"sys/fs/cgroup/cpu.max": f"{quota} 100000"})
         assert cpu.usable_cpus(root) == expected
+
+
+def run_script(script, *arguments, **environment):
+    command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+def test_idle_transfers_take_no_turns_of_others(tmp_path):
+    """Jobs that end between two looks of a thread must not make it overlook the next one."""
+    done = run_script(
+        """
+        import os, sys
+        import numpy as np
+        from xds.engine.mover import MoverTransfer
+        from xds.plan import segments
+
+        path = sys.argv[1]
+        with open(path, "wb") as file:
+            file.write(bytes(300_000))
+        fd = os.open(path, os.O_RDONLY)
+
+        def begin(nbytes):
+            array = np.ones(nbytes, np.uint8)
+            batch = segments(1)
+            batch[0] = (0, nbytes, array.ctypes.data, 0, 0)
+            transfer = MoverTransfer([fd], [path], timeout_s=5.0)
+            transfer.add(batch, keepalive=array)
+            return transfer
+
+        idle = begin(1000)  # never sealed
+        for _ in range(150):
+            pair = [begin(100_000), begin(200_000)]
+            for transfer in pair:
+                transfer.seal()
+            for transfer in pair:
+                transfer.wait()
+        """,
+        tmp_path / "data",
+        XDS_MOVER_THREADS="1",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_handler_of_sigbus_set_after_ours(tmp_path):
+    """Mapped copies rely on our handler; once somebody replaces it they are over, and a cut file is an error still."""
+    done = run_script(
+        """
+        import faulthandler, os, sys
+        import numpy as np
+        from xds.engine.mover import MoverTransfer
+        from xds.errors import ShortReadError
+        from xds.plan import segments
+
+        path = sys.argv[1]
+        nbytes = 4_000_000
+        with open(path, "wb") as file:
+            file.write(bytes(nbytes))
+        fd = os.open(path, os.O_RDONLY)
+
+        def read():
+            array = np.ones(nbytes, np.uint8)
+            batch = segments(1)
+            batch[0] = (0, nbytes, array.ctypes.data, 0, 0)
+            with MoverTransfer([fd], [path]) as transfer:
+                transfer.add(batch, keepalive=array)
+                return transfer.wait()
+
+        assert read().method == {"mapped": nbytes}
+        faulthandler.enable()
+        os.truncate(path, 100_000)
+        try:
+            read()
+        except ShortReadError:
+            print("refused")
+        os.truncate(path, nbytes)
+        assert read().method == {"pread": nbytes}
+        """,
+        tmp_path / "data",
+        XDS_MOVER_FORBID="pread,uring,direct",
+    )
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+
+
+def test_no_memory_for_segments(tmp_path):
+    done = run_script(
+        """
+        import errno, os, resource, sys
+        import numpy as np
+        from xds.engine.mover import MoverTransfer
+        from xds.errors import XdsError
+        from xds.plan import segments
+
+        path = sys.argv[1]
+        with open(path, "wb") as file:
+            file.write(bytes(100_000))
+        fd = os.open(path, os.O_RDONLY)
+        array = np.ones(1, np.uint8)
+        batch = segments(4_000_000)
+        batch["nbytes"] = 1
+        batch["destination"] = array.ctypes.data
+        MoverTransfer([fd], [path]).cancel()
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20), -1))
+        transfer = MoverTransfer([fd], [path])
+        try:
+            transfer.add(batch, keepalive=array)
+        except XdsError as error:
+            assert error.errno == errno.ENOMEM
+            print("no memory")
+        """,
+        tmp_path / "data",
+    )
+    assert (done.returncode, done.stdout) == (0, "no memory\n"), done.stderr
+
+
+def test_finalizers_may_count_while_a_report_is_counted():
+    """A transfer that dies in a garbage collection inside ``Totals.add`` counts an error there."""
+    totals = TOTALS
+    with totals._lock:
+        totals.add_error()
+        totals.add(ReadReport())
+
+
+def test_arrays_of_a_dropped_transfer_stay_until_it_has_come_to_rest(tmp_path, monkeypatch):
+    """Whatever interrupts the way out of a transfer: here nobody drains at all."""
+    path = tmp_path / "data"
+    path.write_bytes(bytes(1 << 20))
+    descriptor = os.open(path, os.O_RDONLY)
+    array = np.ones(1 << 20, np.uint8)
+    alive = weakref.ref(array)
+    batch = segments(1)
+    batch[0] = (0, array.nbytes, array.ctypes.data, 0, 0)
+    try:
+        transfer = MoverTransfer([descriptor], [str(path)])
+        transfer.add(batch, keepalive=array)
+        monkeypatch.setattr(MoverTransfer, "_stop", lambda self: False)
+        hold = transfer._hold
+        del transfer, array
+        gc.collect()
+        assert alive() is not None
+        assert hold in mover._PROCESS.held
+        mover._PROCESS.native.job_cancel(hold.job)
+        while not mover._PROCESS.native.job_drained(hold.job):
+            time.sleep(0.001)
+        mover._PROCESS.sweep()
+        assert hold not in mover._PROCESS.held
+        del hold
+        gc.collect()
+        assert alive() is None
+    finally:
+        os.close(descriptor)
+
+
+def test_transfers_are_not_copied():
+    transfer = MoverTransfer([], [])
+    for refused in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            refused(transfer)
+    transfer.cancel()

@@ -296,7 +296,8 @@ def test_a_hanging_read_times_out_and_its_array_stays(process, tmp_path, forbid)
         gc.collect()
         assert alive() is not None
         os.unlink(hang)
-        while not all(held.done() for held in list(mover._PROCESS.abandoned)):
+        while mover._PROCESS.held:
+            mover._PROCESS.sweep()
             time.sleep(0.01)
         read()
         gc.collect()
@@ -348,13 +349,43 @@ def test_a_file_system_that_does_not_answer_hangs_nobody_else(process, tmp_path)
             print("timed out")
         assert time.monotonic() - begun < 20
         os.unlink(hang)
-        while not all(held.done() for held in list(mover._PROCESS.abandoned)):
+        while mover._PROCESS.held:
+            mover._PROCESS.sweep()
             time.sleep(0.01)
         assert not array.any()
         read()
     """
     code, out, err = process(script)
     assert (code, out, err) == (0, "timed out\n", "")
+
+
+def test_a_file_whose_reads_hang_does_not_hold_all_threads(process, tmp_path):
+    script = """
+        hang = os.path.join(sys.argv[2], "hang")
+        open(hang, "w").close()
+        fault(hang=hang)
+        array = np.zeros(size, np.uint8)
+        stuck = begin(array, timeout_s=60.0)
+        while stuck._counters().threads < 4:
+            time.sleep(0.01)
+        other = os.path.join(sys.argv[2], "other")
+        np.arange(1 << 20, dtype=np.uint32).tofile(other)
+        other_fd = os.open(other, os.O_RDONLY)
+        for _ in range(3):  # the first waits for a thread of its own, the others find it
+            target = np.zeros(1 << 20, np.uint32)
+            batch = segments(1)
+            batch[0] = (0, target.nbytes, target.ctypes.data, 0, 0)
+            with MoverTransfer([other_fd], [other], timeout_s=30.0) as transfer:
+                transfer.add(batch, keepalive=target)
+                transfer.wait()
+            assert (target == np.arange(1 << 20)).all()
+        assert not stuck.done()
+        os.unlink(hang)
+        stuck.wait()
+        assert array.tobytes() == expected
+    """
+    code, out, err = process(script)
+    assert (code, out, err) == (0, "", "")
 
 
 def test_the_interpreter_ends_while_a_read_hangs(process, tmp_path):

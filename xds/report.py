@@ -21,6 +21,7 @@ class ReadReport:
         method: bytes by how the file was read: ``pread``, ``mapped``, ``direct``, ``uring``, ``buffered``, ``cufile``.
         resident: share of the sampled pages found in the page cache, 0 to 1; ``None`` where nothing was sampled.
         engine: name of what moved them.
+        operation: ``read`` (files to arrays) or ``write`` (arrays to files).
         device: CUDA device ordinal, or ``None`` for host arrays.
         commands: read requests issued to the kernel.
         retries: requests issued again (short reads, interrupted calls).
@@ -39,6 +40,7 @@ class ReadReport:
     method: Mapping[str, int] = field(default_factory=dict)
     resident: float | None = None
     engine: str = "mover"
+    operation: str = "read"
     device: int | None = None
     commands: int = 0
     retries: int = 0
@@ -56,12 +58,13 @@ class Totals:
     """Process-wide sums of all reports; one lock, no I/O under it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a finalizer or a signal handler that counts may run inside.
+        self._lock = threading.RLock()
         self._clear()
 
     def after_fork(self) -> None:
         """Take a new lock: the old one may be held by a thread that the child does not have."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _clear(self) -> None:
         self._reads = 0

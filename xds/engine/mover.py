@@ -1,4 +1,4 @@
-"""Moves segments of files into arrays with the native mover: threads, a small pinned ring, the copy engine.
+"""Moves segments of files into arrays and back with the native mover: threads, a small pinned ring, the copy engine.
 
 Layer: engine; above ``xds.native``, below the backends. One mover a process, made when first needed.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import errno as _errno
 import os
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
 
 from xds.engine import cuda
 from xds.engine.settings import METHODS, settings
@@ -39,6 +40,8 @@ _CUDA_ERROR_NOT_INITIALIZED = 3
 _SLICE_NS = 100_000_000
 # How long a failed or cancelled transfer may take to come to rest before its arrays are set aside.
 _DRAIN_S = 5.0
+# After so long without a byte a transfer asks whether all threads hang in requests of others.
+_RELIEF_S = 1.0
 
 _NOTES = {
     1: "io_uring is not allowed here: threads with O_DIRECT instead",
@@ -97,11 +100,15 @@ class _Native:
         self.mover_create = function("xds_mover_create", pointer, ctypes.POINTER(_Config))
         self.mover_destroy = function("xds_mover_destroy", None, pointer)
         self.mover_pinned_nbytes = function("xds_mover_pinned_nbytes", u64, pointer)
-        self.job_create = function("xds_job_create", pointer, pointer, pointer, ctypes.c_uint32, i32, ctypes.c_uint32)
+        self.job_create = function(
+            "xds_job_create", pointer, pointer, pointer, ctypes.c_uint32, i32, i32, ctypes.c_uint32
+        )
         self.job_add = function("xds_job_add", i64, pointer, pointer, u64, i32, u64, ctypes.POINTER(i32))
         self.job_seal = function("xds_job_seal", None, pointer)
         self.job_wait = function("xds_job_wait", i32, pointer, i64)
         self.job_next_ready = function("xds_job_next_ready", i32, pointer, i64, ctypes.POINTER(u64))
+        self.job_event_fd = function("xds_job_event_fd", i32, pointer)
+        self.job_relieve = function("xds_job_relieve", None, pointer)
         self.job_cancel = function("xds_job_cancel", None, pointer)
         self.job_drained = function("xds_job_drained", i32, pointer)
         self.job_failure = function("xds_job_failure", None, pointer, ctypes.POINTER(_Failure))
@@ -125,23 +132,38 @@ class _Job:
             self._free(self)
 
 
+class _Hold:
+    """A native job and what must stay allocated while it may still touch it.
+
+    Kept by the process from the first batch on, not by the transfer alone: whatever interrupts a transfer on its way
+    out - two Ctrl-C, a garbage collection at the wrong moment - the arrays stay until the job has come to rest.
+    """
+
+    __slots__ = ("job", "kept")
+
+    def __init__(self, job: _Job, keepalive: object) -> None:
+        self.job: _Job | None = job
+        self.kept: list[object] = [keepalive]
+
+
 class _Process:
     """The mover of this process. A forked child starts without one: the parent's threads are not there."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        # Reentrant: a signal handler or a finalizer that reads may run inside.
+        self.lock = threading.RLock()
         self.native: _Native | None = None
         self.mover: int | None = None
-        #: Transfers that would not come to rest: held with their arrays until they do.
-        self.abandoned: set[MoverTransfer] = set()
+        #: What has not come to rest yet, with its arrays.
+        self.held: set[_Hold] = set()
 
     def after_fork(self) -> None:
         """Forget what belongs to the parent; nothing is freed, its owner lives on there."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.mover = None
-        self.abandoned = set()
+        self.held = set()
 
-    def new_job(self, fds: Sequence[int], device: int, forbid: int) -> tuple[_Native, _Job | None]:
+    def new_job(self, fds: Sequence[int], device: int, out: bool, forbid: int) -> tuple[_Native, _Job | None]:
         """Make a job, and the mover if there is none; under the lock, so that no close comes between."""
         with self.lock:
             if self.native is None:
@@ -161,8 +183,15 @@ class _Process:
                     self.mover = None
                     raise ValueError(f"the mover refused {wanted}")
             array = (ctypes.c_int32 * len(fds))(*fds)
-            pointer = self.native.job_create(self.mover, array, len(fds), device, forbid)
+            pointer = self.native.job_create(self.mover, array, len(fds), device, int(out), forbid)
             return self.native, _Job(self.native, pointer) if pointer else None
+
+    def sweep(self) -> None:
+        """Let go of what has come to rest after its transfer was given up."""
+        for hold in tuple(self.held):
+            job = hold.job
+            if self.native is not None and job is not None and self.native.job_drained(job):
+                self.held.discard(hold)
 
     def close(self) -> None:
         with self.lock:
@@ -203,7 +232,10 @@ class MoverTransfer:
         paths: their names, for messages.
         device: CUDA ordinal, or ``None`` for host arrays.
         timeout_s: seconds without a byte landing after which the transfer fails.
-        require_dma: every byte by cuFile with real DMA, or none.
+        require_dma: every byte by cuFile with real DMA, or none; reads only.
+        direction: ``in``: files to arrays. ``out``: arrays to files, which are open for reading and writing and already
+            as long as they will be.
+        forbid: methods (of :data:`xds.engine.settings.METHODS`) not to use for this transfer.
         keepalive: held until the transfer has drained.
 
     Raises:
@@ -220,6 +252,8 @@ class MoverTransfer:
         device: int | None = None,
         timeout_s: float = 60.0,
         require_dma: bool = False,
+        direction: Literal["in", "out"] = "in",
+        forbid: Collection[str] = (),
         keepalive: object = None,
     ) -> None:
         if device is not None:
@@ -229,18 +263,23 @@ class MoverTransfer:
         self._paths = tuple(paths)
         self._device = device
         self._timeout_s = timeout_s
-        self._keepalive: list[object] = [keepalive]
         self._pid = os.getpid()
         self._begin = time.perf_counter()
         self._counted = False
         self._report: ReadReport | None = None
-        # Forbidden: all but cuFile.
-        forbid = sum(1 << i for i, name in enumerate(METHODS) if name != "cufile") if require_dma else 0
+        self._out = direction == "out"
+        refused = [name for name in METHODS if name in forbid or (require_dma and name != "cufile")]
         self._drain_until: float | None = None
         self._job: _Job | None
-        self._native, self._job = _PROCESS.new_job(fds, -1 if device is None else device, forbid)
+        self._native, self._job = _PROCESS.new_job(
+            fds, -1 if device is None else device, self._out, sum(1 << METHODS.index(name) for name in refused)
+        )
         if self._job is None:
+            if device is None or cuda.device_count()[0]:
+                raise XdsError("no memory for a transfer", errno=_errno.ENOMEM)
             raise DeviceError(f"CUDA device {device} cannot be used: {cuda.device_count()[1]}")
+        self._hold = _Hold(self._job, keepalive)
+        _PROCESS.sweep()
 
     @staticmethod
     def _check_device(device: int) -> None:
@@ -277,7 +316,8 @@ class MoverTransfer:
         """
         job = self._own_job()
         segments = self._checked(segments)
-        self._keepalive.append(keepalive)
+        self._hold.kept.append(keepalive)
+        _PROCESS.held.add(self._hold)
         code = ctypes.c_int32()
         ordered = self._device is not None and stream is not None
         batch = self._native.job_add(
@@ -285,6 +325,8 @@ class MoverTransfer:
         )
         if batch >= 0:
             return int(batch)
+        if -batch == _SYSTEM and code.value == _errno.ENOMEM:
+            raise XdsError(f"no memory for {len(segments)} segments", errno=_errno.ENOMEM)
         if -batch == _SYSTEM:
             raise ValueError(f"segments name a file or an offset that cannot be ({len(self._paths)} files)")
         if -batch == _CUDA:
@@ -330,6 +372,9 @@ class MoverTransfer:
                 landed, since = progress, now
             elif now - since >= self._timeout_s:
                 raise self._timed_out(landed)
+            elif now - since >= _RELIEF_S:
+                # Perhaps all threads hang in requests of a dead file system: this transfer gets one of its own.
+                self._native.job_relieve(self._own_job())
 
     def _timed_out(self, landed: int) -> ReadTimeoutError:
         drained = self._stop()
@@ -366,6 +411,39 @@ class MoverTransfer:
         TOTALS.add(self._report)
         return self._report
 
+    async def wait_async(self) -> ReadReport:
+        """As :meth:`wait`, for a coroutine: the loop is told by a descriptor. Cancelling cancels and drains."""
+        import asyncio
+
+        if self._report is not None:
+            return self._report
+        job = self._own_job()
+        self._native.job_seal(job)
+        fd = self._native.job_event_fd(job)
+        if fd < 0:
+            raise XdsError(f"no descriptor to wait with: {os.strerror(-fd)}; raise the limit of open files", errno=-fd)
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+        loop.add_reader(fd, over.set)
+        landed, since = -1, time.monotonic()
+        try:
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), min(1.0, self._timeout_s))
+                if self.landed_nbytes != landed:
+                    landed, since = self.landed_nbytes, time.monotonic()
+                elif not over.is_set() and time.monotonic() - since >= self._timeout_s:
+                    raise await asyncio.to_thread(self._timed_out, landed)
+                elif time.monotonic() - since >= _RELIEF_S:
+                    self._native.job_relieve(job)
+        except BaseException:
+            # In a thread, because a drain waits; shielded, because a second cancellation must not end it.
+            await asyncio.shield(asyncio.to_thread(self.cancel))
+            raise
+        finally:
+            loop.remove_reader(fd)
+        return self.wait()
+
     def done(self) -> bool:
         """Whether everything has landed or failed; never blocks."""
         job = self._job
@@ -399,8 +477,6 @@ class MoverTransfer:
         job = self._job
         if job is None:
             return True
-        # First of all: if a second Ctrl-C ends the wait, the arrays must stay all the same.
-        _PROCESS.abandoned.add(self)
         self._native.job_cancel(job)
         if self._drain_until is None:
             self._drain_until = time.monotonic() + _DRAIN_S
@@ -415,14 +491,11 @@ class MoverTransfer:
         return drained
 
     def _release(self) -> None:
-        _PROCESS.abandoned.discard(self)
-        self._job = None
-        self._keepalive.clear()
-        for other in list(_PROCESS.abandoned):
-            if other.done():
-                _PROCESS.abandoned.discard(other)
-                other._job = None
-                other._keepalive.clear()
+        """The job is at rest: let go of it and of the arrays."""
+        _PROCESS.held.discard(self._hold)
+        self._hold.job = self._job = None
+        self._hold.kept.clear()
+        _PROCESS.sweep()
 
     def _counters(self) -> _Counters:
         counters = _Counters()
@@ -435,7 +508,8 @@ class MoverTransfer:
         path = self._paths[failure.file] if failure.file < len(self._paths) else ""
         where = f"{path}: {failure.nbytes} bytes at offset {failure.offset}"
         if failure.status == _SYSTEM:
-            return XdsError(f"{where}: read failed: {os.strerror(failure.code)}", errno=failure.code, filename=path)
+            what = "write" if self._out else "read"
+            return XdsError(f"{where}: {what} failed: {os.strerror(failure.code)}", errno=failure.code, filename=path)
         if failure.status == _SHORT_READ:
             return ShortReadError(
                 f"{where} are missing: the file ends there or earlier; it was longer when it was opened",
@@ -455,7 +529,8 @@ class MoverTransfer:
     def _make_report(self, seconds: float) -> ReadReport:
         counters = self._counters()
         nbytes = counters.landed_nbytes
-        method = {name: value for name, value in zip(METHODS, counters.method_nbytes, strict=True) if value}
+        names = ("pwrite", *METHODS[1:]) if self._out else METHODS
+        method = {name: value for name, value in zip(names, counters.method_nbytes, strict=True) if value}
         real_dma = method.get("cufile", 0)
         placement = "mapped" if self._device is None else "copy"
         placements = {placement: nbytes - real_dma, "dma": real_dma} if real_dma else {placement: nbytes}
@@ -466,6 +541,7 @@ class MoverTransfer:
             method=method,
             resident=counters.samples_resident / counters.samples if counters.samples else None,
             engine="mover",
+            operation="write" if self._out else "read",
             device=self._device,
             commands=counters.commands,
             retries=counters.retries,
@@ -473,12 +549,15 @@ class MoverTransfer:
             pinned_nbytes=counters.pinned_nbytes,
             seconds={
                 "total": seconds,
-                "read_threads": counters.read_ns / 1e9,
+                "write_threads" if self._out else "read_threads": counters.read_ns / 1e9,
                 "copy_threads": counters.copy_ns / 1e9,
                 "setup_threads": counters.setup_ns / 1e9,
             },
             notes=tuple(text for bit, text in _NOTES.items() if counters.notes & bit),
         )
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a transfer belongs to its process and cannot be copied or pickled")
 
     def __enter__(self) -> MoverTransfer:
         return self

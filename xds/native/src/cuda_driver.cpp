@@ -50,6 +50,7 @@ Loaded load() {
     bind(d.CtxSetCurrent, "cuCtxSetCurrent");
     bind(d.StreamCreate, "cuStreamCreate");
     bind(d.StreamDestroy, "cuStreamDestroy_v2");
+    bind(d.StreamSynchronize, "cuStreamSynchronize");
     bind(d.StreamWaitEvent, "cuStreamWaitEvent");
     bind(d.EventCreate, "cuEventCreate");
     bind(d.EventDestroy, "cuEventDestroy_v2");
@@ -60,6 +61,7 @@ Loaded load() {
     bind(d.MemAlloc, "cuMemAlloc_v2");
     bind(d.MemFree, "cuMemFree_v2");
     bind(d.MemcpyDtoH, "cuMemcpyDtoH_v2");
+    bind(d.MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2");
     bind(d.MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2");
     bind(d.MemGetInfo, "cuMemGetInfo_v2");
     bind(d.PointerGetAttribute, "cuPointerGetAttribute");

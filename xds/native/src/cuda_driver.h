@@ -39,6 +39,7 @@ struct CudaDriver {
     CUresult (*CtxSetCurrent)(CUcontext);
     CUresult (*StreamCreate)(CUstream*, unsigned);
     CUresult (*StreamDestroy)(CUstream);
+    CUresult (*StreamSynchronize)(CUstream);
     CUresult (*StreamWaitEvent)(CUstream, CUevent, unsigned);
     CUresult (*EventCreate)(CUevent*, unsigned);
     CUresult (*EventDestroy)(CUevent);
@@ -49,6 +50,7 @@ struct CudaDriver {
     CUresult (*MemAlloc)(CUdeviceptr*, size_t);
     CUresult (*MemFree)(CUdeviceptr);
     CUresult (*MemcpyDtoH)(void*, CUdeviceptr, size_t);
+    CUresult (*MemcpyDtoHAsync)(void*, CUdeviceptr, size_t, CUstream);
     CUresult (*MemcpyHtoDAsync)(CUdeviceptr, const void*, size_t, CUstream);
     CUresult (*MemGetInfo)(size_t*, size_t*);
     CUresult (*PointerGetAttribute)(void*, int, CUdeviceptr);

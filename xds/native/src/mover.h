@@ -30,9 +30,13 @@ struct Slot {
 // One thread.
 class Worker {
   public:
-    Worker(Mover& mover, uint32_t index);
+    // `relief`: made because all others hang; it takes only what they do not hang in.
+    Worker(Mover& mover, uint32_t index, bool relief);
     void run();
     void release();  // the thread is gone: free slots, streams, events
+    // The job in which the thread hangs for a second or more: in a call, or because no slot comes free. Null: none.
+    // Only compared: the thread holds the job for as long as it is named here.
+    const Job* stuck(uint64_t now) const;
 
   private:
     struct Lane {  // what the thread has on one device
@@ -51,7 +55,10 @@ class Worker {
     void finish_direct(Slot& slot, int64_t result);
     void read_buffered(Slot& slot);
     void read_cufile(Slot& slot);
+    void gather(Slot& slot);
+    void write_out(Slot& slot);
     void send(Slot& slot);
+    CUresult copy(Slot& slot);
     void fail_system(Slot& slot, int code, uint64_t offset, uint64_t nbytes);
     void fail_short(Slot& slot, uint64_t offset, uint64_t nbytes);
     void fail_cuda(Slot& slot, CUresult code, const char* what);
@@ -65,6 +72,10 @@ class Worker {
 
     Mover& mover_;
     const uint32_t index_;
+    const bool relief_;
+    std::atomic<const Job*> busy_job_{nullptr};
+    std::atomic<uint64_t> busy_since_ns_{0};
+    void busy(const Job* job);
     std::vector<Slot> slots_;
     std::map<int, Lane> lanes_;
     Uring uring_;
@@ -81,14 +92,16 @@ class Mover : public std::enable_shared_from_this<Mover> {
     // Where a thread hangs in the kernel or in the driver, all that is left to the last such thread to free.
     void close();
 
-    std::shared_ptr<Job> create(std::vector<int> fds, int device, uint32_t forbid);
+    std::shared_ptr<Job> create(std::vector<int> fds, int device, bool out, uint32_t forbid);
     void work_added(const std::shared_ptr<Job>& job);
     void forget(const std::shared_ptr<Job>& job);
+    // For a job that waits: if every thread hangs, another one is made, as far as the ring may grow.
+    void relieve();
 
     // For the threads.
     const xds_mover_config& config() const { return config_; }
     bool stopping() const { return stopping_.load(std::memory_order_relaxed); }
-    bool take(uint32_t index, Chunk* chunk, uint64_t* version);
+    bool take(uint32_t index, bool relief, Chunk* chunk, uint64_t* version);
     void sleep(uint64_t version);
     // The thread's copy stream, made with the device's context current.
     CUresult copy_stream(int device, uint32_t index, CUstream* stream);
@@ -105,6 +118,7 @@ class Mover : public std::enable_shared_from_this<Mover> {
     size_t turn_ = 0;
     std::vector<std::shared_ptr<Job>> jobs_;
     std::vector<std::unique_ptr<Worker>> workers_;
+    int start_thread(bool relief);
     void thread_ended();
     void free_all();
     std::vector<std::thread> threads_;
