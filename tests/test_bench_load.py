@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -182,6 +183,25 @@ def test_limits_are_measured_or_say_why_not(tmp_path):
         assert done.returncode == 0, done.stderr
         assert all(row["bytes_per_s"] > 0 for row in found["memcpy"])
         assert any("bytes_per_s" in row for row in found["warm_reads"])
+        assert "limits: warm reads" in done.stderr
+
+
+@needs_torch
+def test_limits_clean_up_when_they_are_ended(tmp_path):
+    command = [sys.executable, str(TOOLS / "limits.py"), "--device", "cpu", "--dir", str(tmp_path), "--gib", "0.01"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stderr.readline()
+        if not line.startswith("limits: "):
+            pytest.skip(f"limits are not measured here: {line}")
+        assert list(tmp_path.iterdir())
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
 
 
 # Data and checks

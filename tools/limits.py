@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,13 @@ MIB = 1 << 20
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measure all that can be measured; what can't says why."""
+
+    def say(what: str) -> None:
+        print(f"limits: {what}", file=sys.stderr, flush=True)
+
     found: dict[str, Any] = {"machine": machine.describe(), "file_system": machine.file_system(folder)}
     if args.device == "cuda":
+        say("pinned copies")
         sizes = [size for size in (GIB, 16 * MIB, 4 * MIB, MIB, 64 << 10, 4 << 10) if size <= args.gib * GIB]
         status, rows, log = worker.run_isolated(limits.pinned_copies, {"sizes": sizes, "repeats": 10}, timeout_s=120)
         found["pinned_copy"] = rows if status == "ok" else {"error": rows, "log": log}
@@ -30,12 +36,16 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         probe = limits.build_probe(Path(scratch))
         if isinstance(probe, str):
             return {**found, "error": probe}
+        say("memcpy")
         found["memcpy"] = limits.memory_copies(probe, min(256 * MIB, int(args.gib * GIB)))
         disk = found["file_system"]["type"] not in ("tmpfs", "ramfs")
+        say(f"writing {args.gib:g} GiB to {folder}")
         paths = data.make_checkpoint(folder, "shards", nbytes=int(args.gib * GIB), shards=2, scale=args.gib, sync=disk)
         if disk:
+            say("cold reads")
             found["cold_reads"] = limits.cold_reads(probe, paths)
             residency.make_warm(paths)
+        say("warm reads")
         found["warm_reads"] = limits.warm_reads(probe, paths)
     return found
 
@@ -66,6 +76,8 @@ def main() -> int:
     parser.add_argument("--gib", type=float, default=2.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    # The files are removed on the way out, also where a scheduler ends the run.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     folder = args.dir / f"xds-limits-{os.getpid()}"
     folder.mkdir(parents=True)
     try:
