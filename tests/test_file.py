@@ -44,7 +44,7 @@ def test_what_fsspec_expects_of_a_file(fs, data_file, content):
         assert file.seekable()
         assert not file.writable()
         assert not file.isatty()
-        with pytest.raises(io.UnsupportedOperation):
+        with pytest.raises(io.UnsupportedOperation, match=r"readinto\(array\)"):
             file.fileno()
         with pytest.raises(io.UnsupportedOperation):
             file.write(b"x")
