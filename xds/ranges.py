@@ -11,6 +11,7 @@ from typing import Any
 from xds.arrays import Destination, destination
 from xds.backend import Backend, Handle, Transfer
 from xds.errors import ArrayError
+from xds.observe import TRACE, Span
 from xds.plan import resolve_range, segments
 from xds.reads import (
     TRANSFER_NBYTES,
@@ -18,6 +19,7 @@ from xds.reads import (
     host_view,
     is_small,
     merge,
+    open_handle,
     read_bytes,
     read_small,
     small_report,
@@ -42,7 +44,7 @@ def cat_many(backend: Backend, names: Sequence[str], bounds: Sequence[Bounds], o
         failed: dict[str, OSError] = {}
         for name in dict.fromkeys(names):
             try:
-                handles[name] = backend.open(name)
+                handles[name] = open_handle(backend, name)
             except OSError as error:
                 if on_error == "raise":
                     raise
@@ -56,9 +58,8 @@ def cat_many(backend: Backend, names: Sequence[str], bounds: Sequence[Bounds], o
             else:
                 todo.append((index, handles[name], *resolve_range(start, end, handles[name].nbytes)))
         if len(todo) > 1:
-            is_wide = sum(high - low for _, _, low, high in todo) >= TRANSFER_NBYTES
             try:
-                filled = _cat_transfer(backend, todo) if is_wide else _cat_small(todo)
+                filled = _cat_batch(backend, todo)
             except OSError:
                 if on_error == "raise":
                     raise
@@ -77,7 +78,18 @@ def cat_many(backend: Backend, names: Sequence[str], bounds: Sequence[Bounds], o
     return out
 
 
-def _cat_small(todo: Sequence[_Range]) -> dict[int, bytes]:
+def _cat_batch(backend: Backend, todo: Sequence[_Range]) -> dict[int, bytes]:
+    """Return the bytes of each range, read together."""
+    nbytes = sum(high - low for _, _, low, high in todo)
+    is_wide = nbytes >= TRANSFER_NBYTES
+    if not TRACE.callbacks:
+        return (_cat_transfer(backend, todo) if is_wide else _cat_small(todo))[0]
+    with Span("read", *dict.fromkeys(handle.path for _, handle, _, _ in todo), nbytes=nbytes) as span:
+        filled, span.report = _cat_transfer(backend, todo) if is_wide else _cat_small(todo)
+    return filled
+
+
+def _cat_small(todo: Sequence[_Range]) -> tuple[dict[int, bytes], ReadReport]:
     """Return the bytes of each range, read by the calling thread."""
     begin = time.perf_counter()
     filled: dict[int, bytes] = {}
@@ -88,11 +100,10 @@ def _cat_small(todo: Sequence[_Range]) -> dict[int, bytes]:
             read_small(handle, memoryview(buffer), low)
             filled[index] = bytes(buffer)
             nbytes += high - low
-    small_report(nbytes, begin, len(todo))
-    return filled
+    return filled, small_report(nbytes, begin, len(todo))
 
 
-def _cat_transfer(backend: Backend, todo: Sequence[_Range]) -> dict[int, bytes]:
+def _cat_transfer(backend: Backend, todo: Sequence[_Range]) -> tuple[dict[int, bytes], ReadReport]:
     """Return the bytes of each range, moved by one transfer."""
     handles = list(dict.fromkeys(handle for _, handle, _, _ in todo))
     places = {handle: place for place, handle in enumerate(handles)}
@@ -109,8 +120,7 @@ def _cat_transfer(backend: Backend, todo: Sequence[_Range]) -> dict[int, bytes]:
     batch[:] = rows
     with unchanged(handles), backend.transfer(handles) as transfer:
         transfer.add(batch, keepalive=filled)
-        transfer.wait()
-    return filled
+        return filled, transfer.wait()
 
 
 @contextlib.contextmanager
@@ -133,6 +143,22 @@ def readinto_many(
     timeout_s: float = 60.0,
 ) -> ReadReport:
     """Fill each array with its range; see :meth:`xds.filesystem.StorageFileSystem.readinto_ranges`."""
+    if not TRACE.callbacks:
+        return _readinto_many(backend, names, bounds, arrays, stream, require, timeout_s)
+    with Span("read", *dict.fromkeys(names)) as span:
+        report = span.report = _readinto_many(backend, names, bounds, arrays, stream, require, timeout_s)
+        return report
+
+
+def _readinto_many(
+    backend: Backend,
+    names: Sequence[str],
+    bounds: Sequence[Bounds],
+    arrays: Sequence[Any],
+    stream: Any,
+    require: Mapping[str, str] | None,
+    timeout_s: float,
+) -> ReadReport:
     begin = time.perf_counter()
     if len(arrays) != len(names):
         raise ValueError(f"{len(arrays)} arrays for {len(names)} paths")
@@ -142,7 +168,7 @@ def readinto_many(
         handles: dict[str, Handle] = {}
         for name in names:
             if name not in handles:
-                handles[name] = backend.open(name)
+                handles[name] = open_handle(backend, name)
                 stack.callback(handles[name].close)
         offsets = []
         for index, (name, (start, end), target) in enumerate(zip(names, bounds, targets, strict=True)):

@@ -49,16 +49,51 @@ class ReadReport:
         return asdict(self)
 
 
+class Reports(list[Any]):
+    """Reports in the order in which their reads and writes ended.
+
+    Attributes:
+        errors: reads and writes that failed; they have no report.
+        owner: the thread that asked for them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors = 0
+        self.owner = threading.get_ident()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all reports together."""
+        return sum(report.nbytes for report in list(self))
+
+
 class Totals:
-    """Process-wide sums of all reports; one lock, no I/O under it."""
+    """Process-wide sums of all reports, and who collects them; one lock, no I/O under it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._collecting: tuple[Reports, ...] = ()
         self._clear()
 
     def after_fork(self) -> None:
-        """Take a new lock: the old one may be held by a thread that the child does not have."""
+        """Take a new lock: the old one may be held by a thread that the child does not have.
+
+        Nobody is left to read what those threads collect.
+        """
         self._lock = threading.Lock()
+        here = threading.get_ident()
+        self._collecting = tuple(reports for reports in self._collecting if reports.owner == here)
+
+    def collect(self, reports: Reports) -> None:
+        """Add all that ends from now on to ``reports`` too."""
+        with self._lock:
+            self._collecting = (*self._collecting, reports)
+
+    def release(self, reports: Reports) -> None:
+        """End what :meth:`collect` began."""
+        with self._lock:
+            self._collecting = tuple(other for other in self._collecting if other is not reports)
 
     def _clear(self) -> None:
         self._reads = 0
@@ -74,11 +109,15 @@ class Totals:
             for key, sums in self._by.items():
                 for name, nbytes in getattr(report, key).items():
                     sums[name] = sums.get(name, 0) + nbytes
+            for reports in self._collecting:
+                reports.append(report)
 
     def add_error(self) -> None:
         """Count one failed read."""
         with self._lock:
             self._errors += 1
+            for reports in self._collecting:
+                reports.errors += 1
 
     def reset(self) -> None:
         """Set all to zero."""
