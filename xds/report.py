@@ -21,6 +21,7 @@ class ReadReport:
         method: bytes by how the file was read: ``pread``, ``mapped``, ``direct``, ``uring``, ``buffered``, ``cufile``.
         resident: share of the sampled pages found in the page cache, 0 to 1; ``None`` where nothing was sampled.
         engine: name of what moved them.
+        operation: ``read`` (files to arrays) or ``write`` (arrays to files).
         device: CUDA device ordinal, or ``None`` for host arrays.
         commands: read requests issued to the kernel.
         retries: requests issued again (short reads, interrupted calls).
@@ -36,6 +37,7 @@ class ReadReport:
     method: Mapping[str, int] = field(default_factory=dict)
     resident: float | None = None
     engine: str = "mover"
+    operation: str = "read"
     device: int | None = None
     commands: int = 0
     retries: int = 0

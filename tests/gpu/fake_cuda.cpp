@@ -34,7 +34,7 @@ struct Event {
 };
 
 struct Operation {
-    enum Kind { copy, record, wait, sleep, fill } kind;
+    enum Kind { copy, copy_out, record, wait, sleep, fill } kind;
     uint64_t destination = 0, nbytes = 0, ticket = 0;
     const char* source = nullptr;
     Event* event = nullptr;
@@ -102,22 +102,25 @@ void engine() {
             if (stream.queue.empty()) return;
             Operation& op = stream.queue.front();
             if (op.kind == Operation::wait && op.event->done < op.ticket) return;
-            if (op.kind == Operation::copy && d.knobs["hang"]) return;
+            bool is_copy = op.kind == Operation::copy || op.kind == Operation::copy_out;
+            if (is_copy && d.knobs["hang"]) return;
             moved = true;
-            int64_t delay_us = op.kind == Operation::copy ? d.knobs["copy_delay_us"] : 0;
+            int64_t delay_us = is_copy ? d.knobs["copy_delay_us"] : 0;
             if (op.kind == Operation::sleep) delay_us = static_cast<int64_t>(op.nbytes);
             if (delay_us) {
                 lock.unlock();
                 std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
                 lock.lock();
             }
-            if (op.kind == Operation::copy) {
+            if (is_copy) {
                 uint64_t offset = 0;
-                Allocation* target = inside(op.destination, op.nbytes, &offset);
-                if (!target || target->device != stream.device)
+                Allocation* device = inside(op.destination, op.nbytes, &offset);
+                if (!device || device->device != stream.device)
                     d.sticky = ILLEGAL_ADDRESS;
+                else if (op.kind == Operation::copy)
+                    std::memcpy(device->shadow + offset, op.source, op.nbytes);
                 else
-                    std::memcpy(target->shadow + offset, op.source, op.nbytes);
+                    std::memcpy(const_cast<char*>(op.source), device->shadow + offset, op.nbytes);
                 ++d.counters["copies"];
                 d.counters["copied_nbytes"] += static_cast<int64_t>(op.nbytes);
             } else if (op.kind == Operation::fill) {
@@ -308,23 +311,29 @@ API int cuMemHostUnregister(void* address) {
     driver().registered.erase(found);
     return SUCCESS;
 }
-API int cuMemcpyHtoDAsync_v2(unsigned long long destination, const void* source, size_t nbytes, void* handle) {
+namespace {
+int copy_async(Operation::Kind kind, uint64_t device, const void* host, size_t nbytes, void* handle) {
     if (!current()) return INVALID_CONTEXT;
     std::lock_guard lock(driver().mutex);
     if (int code = refused("copy")) return code;
     Stream* stream = find(handle);
     uint64_t offset = 0;
-    if (!stream || !inside(destination, nbytes, &offset)) return INVALID_VALUE;
-    if (!pinned(reinterpret_cast<uint64_t>(source), nbytes)) {
+    if (!stream || !inside(device, nbytes, &offset)) return INVALID_VALUE;
+    if (!pinned(reinterpret_cast<uint64_t>(host), nbytes)) {
         ++driver().counters["unpinned_copies"];
         return INVALID_VALUE;
     }
-    stream->queue.push_back({.kind = Operation::copy,
-                             .destination = destination,
-                             .nbytes = nbytes,
-                             .source = static_cast<const char*>(source)});
+    stream->queue.push_back(
+        {.kind = kind, .destination = device, .nbytes = nbytes, .source = static_cast<const char*>(host)});
     driver().changed.notify_all();
     return SUCCESS;
+}
+}  // namespace
+API int cuMemcpyHtoDAsync_v2(unsigned long long destination, const void* source, size_t nbytes, void* handle) {
+    return copy_async(Operation::copy, destination, source, nbytes, handle);
+}
+API int cuMemcpyDtoHAsync_v2(void* destination, unsigned long long source, size_t nbytes, void* handle) {
+    return copy_async(Operation::copy_out, source, destination, nbytes, handle);
 }
 API int cuMemGetInfo_v2(size_t* free_nbytes, size_t* total_nbytes) {
     std::lock_guard lock(driver().mutex);

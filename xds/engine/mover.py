@@ -1,4 +1,4 @@
-"""Moves segments of files into arrays with the native mover: threads, a small pinned ring, the copy engine.
+"""Moves segments of files into arrays and back with the native mover: threads, a small pinned ring, the copy engine.
 
 Layer: engine; above ``xds.native``, below the backends. One mover a process, made when first needed.
 """
@@ -11,8 +11,8 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
 
 from xds.engine import cuda
 from xds.engine.settings import METHODS, settings
@@ -97,11 +97,14 @@ class _Native:
         self.mover_create = function("xds_mover_create", pointer, ctypes.POINTER(_Config))
         self.mover_destroy = function("xds_mover_destroy", None, pointer)
         self.mover_pinned_nbytes = function("xds_mover_pinned_nbytes", u64, pointer)
-        self.job_create = function("xds_job_create", pointer, pointer, pointer, ctypes.c_uint32, i32, ctypes.c_uint32)
+        self.job_create = function(
+            "xds_job_create", pointer, pointer, pointer, ctypes.c_uint32, i32, i32, ctypes.c_uint32
+        )
         self.job_add = function("xds_job_add", i64, pointer, pointer, u64, i32, u64, ctypes.POINTER(i32))
         self.job_seal = function("xds_job_seal", None, pointer)
         self.job_wait = function("xds_job_wait", i32, pointer, i64)
         self.job_next_ready = function("xds_job_next_ready", i32, pointer, i64, ctypes.POINTER(u64))
+        self.job_event_fd = function("xds_job_event_fd", i32, pointer)
         self.job_cancel = function("xds_job_cancel", None, pointer)
         self.job_drained = function("xds_job_drained", i32, pointer)
         self.job_failure = function("xds_job_failure", None, pointer, ctypes.POINTER(_Failure))
@@ -141,7 +144,7 @@ class _Process:
         self.mover = None
         self.abandoned = set()
 
-    def new_job(self, fds: Sequence[int], device: int, forbid: int) -> tuple[_Native, _Job | None]:
+    def new_job(self, fds: Sequence[int], device: int, out: bool, forbid: int) -> tuple[_Native, _Job | None]:
         """Make a job, and the mover if there is none; under the lock, so that no close comes between."""
         with self.lock:
             if self.native is None:
@@ -161,7 +164,7 @@ class _Process:
                     self.mover = None
                     raise ValueError(f"the mover refused {wanted}")
             array = (ctypes.c_int32 * len(fds))(*fds)
-            pointer = self.native.job_create(self.mover, array, len(fds), device, forbid)
+            pointer = self.native.job_create(self.mover, array, len(fds), device, int(out), forbid)
             return self.native, _Job(self.native, pointer) if pointer else None
 
     def close(self) -> None:
@@ -203,7 +206,10 @@ class MoverTransfer:
         paths: their names, for messages.
         device: CUDA ordinal, or ``None`` for host arrays.
         timeout_s: seconds without a byte landing after which the transfer fails.
-        require_dma: every byte by cuFile with real DMA, or none.
+        require_dma: every byte by cuFile with real DMA, or none; reads only.
+        direction: ``in``: files to arrays. ``out``: arrays to files, which are open for reading and writing and already
+            as long as they will be.
+        forbid: methods (of :data:`xds.engine.settings.METHODS`) not to use for this transfer.
         keepalive: held until the transfer has drained.
 
     Raises:
@@ -220,6 +226,8 @@ class MoverTransfer:
         device: int | None = None,
         timeout_s: float = 60.0,
         require_dma: bool = False,
+        direction: Literal["in", "out"] = "in",
+        forbid: Collection[str] = (),
         keepalive: object = None,
     ) -> None:
         if device is not None:
@@ -234,11 +242,13 @@ class MoverTransfer:
         self._begin = time.perf_counter()
         self._counted = False
         self._report: ReadReport | None = None
-        # Forbidden: all but cuFile.
-        forbid = sum(1 << i for i, name in enumerate(METHODS) if name != "cufile") if require_dma else 0
+        self._out = direction == "out"
+        refused = [name for name in METHODS if name in forbid or (require_dma and name != "cufile")]
         self._drain_until: float | None = None
         self._job: _Job | None
-        self._native, self._job = _PROCESS.new_job(fds, -1 if device is None else device, forbid)
+        self._native, self._job = _PROCESS.new_job(
+            fds, -1 if device is None else device, self._out, sum(1 << METHODS.index(name) for name in refused)
+        )
         if self._job is None:
             raise DeviceError(f"CUDA device {device} cannot be used: {cuda.device_count()[1]}")
 
@@ -366,6 +376,37 @@ class MoverTransfer:
         TOTALS.add(self._report)
         return self._report
 
+    async def wait_async(self) -> ReadReport:
+        """As :meth:`wait`, for a coroutine: the loop is told by a descriptor. Cancelling cancels and drains."""
+        import asyncio
+
+        if self._report is not None:
+            return self._report
+        job = self._own_job()
+        self._native.job_seal(job)
+        fd = self._native.job_event_fd(job)
+        if fd < 0:
+            raise XdsError(f"no descriptor to wait with: {os.strerror(-fd)}; raise the limit of open files", errno=-fd)
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+        loop.add_reader(fd, over.set)
+        landed, since = -1, time.monotonic()
+        try:
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), min(1.0, self._timeout_s))
+                if self.landed_nbytes != landed:
+                    landed, since = self.landed_nbytes, time.monotonic()
+                elif not over.is_set() and time.monotonic() - since >= self._timeout_s:
+                    raise await asyncio.to_thread(self._timed_out, landed)
+        except BaseException:
+            # In a thread, because a drain waits; shielded, because a second cancellation must not end it.
+            await asyncio.shield(asyncio.to_thread(self.cancel))
+            raise
+        finally:
+            loop.remove_reader(fd)
+        return self.wait()
+
     def done(self) -> bool:
         """Whether everything has landed or failed; never blocks."""
         job = self._job
@@ -435,7 +476,8 @@ class MoverTransfer:
         path = self._paths[failure.file] if failure.file < len(self._paths) else ""
         where = f"{path}: {failure.nbytes} bytes at offset {failure.offset}"
         if failure.status == _SYSTEM:
-            return XdsError(f"{where}: read failed: {os.strerror(failure.code)}", errno=failure.code, filename=path)
+            what = "write" if self._out else "read"
+            return XdsError(f"{where}: {what} failed: {os.strerror(failure.code)}", errno=failure.code, filename=path)
         if failure.status == _SHORT_READ:
             return ShortReadError(
                 f"{where} are missing: the file ends there or earlier; it was longer when it was opened",
@@ -455,7 +497,8 @@ class MoverTransfer:
     def _make_report(self, seconds: float) -> ReadReport:
         counters = self._counters()
         nbytes = counters.landed_nbytes
-        method = {name: value for name, value in zip(METHODS, counters.method_nbytes, strict=True) if value}
+        names = ("pwrite", *METHODS[1:]) if self._out else METHODS
+        method = {name: value for name, value in zip(names, counters.method_nbytes, strict=True) if value}
         real_dma = method.get("cufile", 0)
         placement = "mapped" if self._device is None else "copy"
         placements = {placement: nbytes - real_dma, "dma": real_dma} if real_dma else {placement: nbytes}
@@ -466,6 +509,7 @@ class MoverTransfer:
             method=method,
             resident=counters.samples_resident / counters.samples if counters.samples else None,
             engine="mover",
+            operation="write" if self._out else "read",
             device=self._device,
             commands=counters.commands,
             retries=counters.retries,
@@ -473,7 +517,7 @@ class MoverTransfer:
             pinned_nbytes=counters.pinned_nbytes,
             seconds={
                 "total": seconds,
-                "read_threads": counters.read_ns / 1e9,
+                "write_threads" if self._out else "read_threads": counters.read_ns / 1e9,
                 "copy_threads": counters.copy_ns / 1e9,
                 "setup_threads": counters.setup_ns / 1e9,
             },

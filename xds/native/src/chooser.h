@@ -58,21 +58,21 @@ class ColdChooser {
     bool begun_ = false;
 };
 
-// All choosers of one mover, by device number and by whether the bytes go to a GPU.
+// All choosers of one mover, by device number and by what is at the other end: host arrays or a GPU's, read or written.
 class Choosers {
   public:
-    ResidentChooser& resident(dev_t device, bool to_gpu) { return find(resident_, device, to_gpu); }
-    ColdChooser& cold(dev_t device, bool to_gpu) { return find(cold_, device, to_gpu); }
+    ResidentChooser& resident(dev_t device, bool gpu, bool out) { return find(resident_, device, gpu, out); }
+    ColdChooser& cold(dev_t device, bool gpu) { return find(cold_, device, gpu, false); }
 
   private:
     template <typename Map>
-    typename Map::mapped_type& find(Map& map, dev_t device, bool to_gpu) {
+    typename Map::mapped_type& find(Map& map, dev_t device, bool gpu, bool out) {
         std::lock_guard lock(mutex_);
-        return map[{device, to_gpu}];  // a node of a map stays where it is
+        return map[{device, (gpu ? 1 : 0) + (out ? 2 : 0)}];  // a node of a map stays where it is
     }
     std::mutex mutex_;
-    std::map<std::pair<dev_t, bool>, ResidentChooser> resident_;
-    std::map<std::pair<dev_t, bool>, ColdChooser> cold_;
+    std::map<std::pair<dev_t, int>, ResidentChooser> resident_;
+    std::map<std::pair<dev_t, int>, ColdChooser> cold_;
 };
 
 }  // namespace xds

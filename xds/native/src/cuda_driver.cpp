@@ -60,6 +60,7 @@ Loaded load() {
     bind(d.MemAlloc, "cuMemAlloc_v2");
     bind(d.MemFree, "cuMemFree_v2");
     bind(d.MemcpyDtoH, "cuMemcpyDtoH_v2");
+    bind(d.MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2");
     bind(d.MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2");
     bind(d.MemGetInfo, "cuMemGetInfo_v2");
     bind(d.PointerGetAttribute, "cuPointerGetAttribute");

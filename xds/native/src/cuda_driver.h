@@ -49,6 +49,7 @@ struct CudaDriver {
     CUresult (*MemAlloc)(CUdeviceptr*, size_t);
     CUresult (*MemFree)(CUdeviceptr);
     CUresult (*MemcpyDtoH)(void*, CUdeviceptr, size_t);
+    CUresult (*MemcpyDtoHAsync)(void*, CUdeviceptr, size_t, CUstream);
     CUresult (*MemcpyHtoDAsync)(CUdeviceptr, const void*, size_t, CUstream);
     CUresult (*MemGetInfo)(size_t*, size_t*);
     CUresult (*PointerGetAttribute)(void*, int, CUdeviceptr);

@@ -2,6 +2,8 @@
 #include "job.h"
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -31,17 +33,19 @@ std::atomic<uint64_t> batch_serial{1};
 
 }  // namespace
 
-Job::Job(std::vector<int> fds, int device, Limits limits, Choosers& choosers)
+Job::Job(std::vector<int> fds, int device, bool out, Limits limits, Choosers& choosers)
     : device_(device),
+      out_(out),
       limits_(limits),
       choosers_(choosers),
       stages_(fds.size(), Stage::fresh),
       direct_refused_(fds.size(), 0),
       random_(static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()) | 1) {
-    for (int fd : fds) files_.push_back(std::make_unique<SourceFile>(fd));
+    for (int fd : fds) files_.push_back(std::make_unique<SourceFile>(fd, out));
 }
 
 Job::~Job() {
+    if (event_fd_ >= 0) ::close(event_fd_);
     const CudaDriver* cuda = to_gpu() ? CudaDriver::get() : nullptr;
     if (!cuda) return;
     ContextScope scope(*cuda, device_);
@@ -96,7 +100,25 @@ int64_t Job::add(const xds_segment* segments, uint64_t count, bool ordered, CUst
 void Job::seal() {
     std::lock_guard lock(mutex_);
     sealed_ = true;
+    changed_locked();
+}
+
+void Job::changed_locked() {
     changed_.notify_all();
+    if (event_fd_ >= 0 && over_locked()) {
+        uint64_t one = 1;
+        (void)!write(event_fd_, &one, sizeof one);
+    }
+}
+
+int Job::event_fd() {
+    std::lock_guard lock(mutex_);
+    if (event_fd_ < 0) {
+        event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        if (event_fd_ < 0) return -errno;
+        changed_locked();  // it may be over already
+    }
+    return event_fd_;
 }
 
 void Job::skip_finished() {
@@ -136,6 +158,10 @@ void Job::decide() {
     }
     if (source.storage() == Storage::memory) {
         kind_ = Kind::resident;
+        return;
+    }
+    if (out_) {  // what the page cache holds does not matter
+        kind_ = source.storage() == Storage::network ? Kind::network : Kind::cold;
         return;
     }
     size_t last = segment_;
@@ -197,6 +223,12 @@ bool Job::take(uint32_t index, Chunk* chunk) {
     chunk->pieces.clear();
     chunk->copies.clear();
     SourceFile& source = *files_[chunk->file];
+    if (out_) {
+        build_out(chunk);
+        ++in_flight_;
+        thread_mask_ |= uint64_t{1} << (index % 64);
+        return true;
+    }
     if (kind_ == Kind::cold && !direct_refused_[chunk->file]) {
         constexpr uint32_t ALL_DIRECT = (1u << XDS_URING) | (1u << XDS_DIRECT) | (1u << XDS_CUFILE);
         uint32_t allowed = ((1u << XDS_URING) | (1u << XDS_DIRECT) | (1u << XDS_BUFFERED)) & ~limits_.forbid;
@@ -219,12 +251,54 @@ bool Job::take(uint32_t index, Chunk* chunk) {
     } else {
         chunk->method = XDS_BUFFERED;
         if (kind_ == Kind::resident)
-            chunk->method = choosers_.resident(source.device(), to_gpu()).choose(limits_.forbid);
+            chunk->method = resident_chooser(chunk->file).choose(limits_.forbid);
         build_buffered(chunk);
     }
     ++in_flight_;
     thread_mask_ |= uint64_t{1} << (index % 64);
     return true;
+}
+
+// One run of the file. Written with O_DIRECT it passes a slot, at a place that is to a page what the offset is, so that
+// whole pages of the file are whole pages of the slot.
+void Job::build_out(Chunk* chunk) {
+    Batch& batch = *chunk->batch;
+    SourceFile& target = *files_[chunk->file];
+    if (kind_ == Kind::resident) {
+        chunk->method = resident_chooser(chunk->file).choose(limits_.forbid);
+    } else {
+        bool may_direct = kind_ == Kind::cold && !(limits_.forbid & (1u << XDS_DIRECT)) && !direct_refused_[chunk->file];
+        if (may_direct && target.direct_fd() < 0) counters_.notes |= XDS_NOTE_DIRECT_REFUSED;
+        chunk->direct = may_direct && target.direct_fd() >= 0;
+        chunk->method = chunk->direct ? XDS_DIRECT : XDS_BUFFERED;
+    }
+    bool staged = to_gpu() || chunk->direct;
+    uint32_t threads = kind_ == Kind::resident ? limits_.cpu_threads : limits_.threads;
+    uint64_t limit = round_up(batch.nbytes / (2 * threads), 64 << 10);
+    limit = std::clamp(limit, std::min(SMALLEST_CHUNK, limits_.slot_nbytes), limits_.slot_nbytes);
+    uint64_t used = chunk->direct ? (batch.segments[segment_].offset + consumed_) % DIRECT_ALIGNMENT : 0;
+    while (segment_ < batch.segments.size() && chunk->pieces.size() < PIECE_LIMIT && used < limit) {
+        const xds_segment& s = batch.segments[segment_];
+        if (s.nbytes == 0) {
+            ++segment_;
+            continue;
+        }
+        uint64_t offset = s.offset + consumed_, memory = s.destination + consumed_;
+        bool apart = !chunk->pieces.empty() && chunk->pieces.back().offset + chunk->pieces.back().nbytes != offset;
+        if (s.file != chunk->file || apart) break;
+        uint64_t nbytes = std::min(s.nbytes - consumed_, limit - used);
+        chunk->pieces.push_back({offset, nbytes, staged ? used : memory});
+        if (staged) {
+            Copy* last = chunk->copies.empty() ? nullptr : &chunk->copies.back();
+            if (last && last->destination + last->nbytes == memory)
+                last->nbytes += nbytes;
+            else
+                chunk->copies.push_back({used, memory, nbytes});
+        }
+        chunk->nbytes += nbytes;
+        used += nbytes;
+        consume(nbytes);
+    }
 }
 
 void Job::build_buffered(Chunk* chunk) {
@@ -310,7 +384,7 @@ void Job::prepared(const Chunk& chunk) {
     std::lock_guard lock(mutex_);
     --in_flight_;
     stages_[chunk.file] = Stage::ready;
-    changed_.notify_all();
+    changed_locked();
 }
 
 void Job::landed(const Chunk& chunk) {
@@ -320,13 +394,13 @@ void Job::landed(const Chunk& chunk) {
     counters_.method_nbytes[chunk.method] += chunk.nbytes;
     chunk.batch->landed += chunk.nbytes;
     if (chunk.batch->landed == chunk.batch->nbytes && !stopped_) ready_.push_back(chunk.batch->number);
-    changed_.notify_all();
+    changed_locked();
 }
 
 void Job::stop_locked(xds_status status) {
     if (!stopped_) failure_.status = status;
     stopped_ = true;
-    changed_.notify_all();
+    changed_locked();
 }
 
 void Job::failed(const Chunk& chunk, xds_status status, int code, uint64_t offset, uint64_t nbytes, std::string text) {
@@ -356,10 +430,8 @@ void Job::refuse(int code) {
 
 xds_status Job::wait(int64_t timeout_ns) {
     std::unique_lock lock(mutex_);
-    auto over = [this] {
-        return in_flight_ == 0 && (stopped_ || (sealed_ && counters_.landed_nbytes == total_nbytes_));
-    };
-    if (!changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), over)) return XDS_PENDING;
+    if (!changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [this] { return over_locked(); }))
+        return XDS_PENDING;
     return stopped_ ? static_cast<xds_status>(failure_.status) : XDS_OK;
 }
 
@@ -377,7 +449,7 @@ xds_status Job::next_ready(int64_t timeout_ns, uint64_t* batch) {
 
 bool Job::drained() {
     std::lock_guard lock(mutex_);
-    return in_flight_ == 0 && (stopped_ || (sealed_ && counters_.landed_nbytes == total_nbytes_));
+    return over_locked();
 }
 
 bool Job::stopped() {

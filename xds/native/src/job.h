@@ -57,14 +57,19 @@ struct Limits {
 
 class Job : public std::enable_shared_from_this<Job> {
   public:
-    Job(std::vector<int> fds, int device, Limits limits, Choosers& choosers);
+    // `out`: the segments' memory is written to the files, which are open for it and long enough.
+    Job(std::vector<int> fds, int device, bool out, Limits limits, Choosers& choosers);
     ~Job();
 
     int device() const { return device_; }
+    // Whether the memory is a GPU's.
     bool to_gpu() const { return device_ >= 0; }
+    bool out() const { return out_; }
+    ResidentChooser& resident_chooser(uint32_t file) {
+        return choosers_.resident(files_[file]->device(), to_gpu(), out_);
+    }
     SourceFile& file(uint32_t index) { return *files_[index]; }
     const Limits& limits() const { return limits_; }
-    Choosers& choosers() { return choosers_; }
 
     // Batch number, or a negative xds_status (`code` then is the errno or CUresult).
     int64_t add(const xds_segment* segments, uint64_t count, bool ordered, CUstream stream, int32_t* code);
@@ -79,6 +84,9 @@ class Job : public std::enable_shared_from_this<Job> {
     // Fails with an errno: there is nobody to carry it out.
     void refuse(int code);
 
+    // A descriptor (eventfd) that becomes readable when the job is over: all has landed, or it failed and nothing is in
+    // flight. It stays the job's. -errno where none can be had.
+    int event_fd();
     xds_status wait(int64_t timeout_ns);
     xds_status next_ready(int64_t timeout_ns, uint64_t* batch);
     bool drained();
@@ -99,13 +107,19 @@ class Job : public std::enable_shared_from_this<Job> {
   private:
     enum class Kind { resident, cold, network };
     void decide();
+    void build_out(Chunk* chunk);
     void build_buffered(Chunk* chunk);
     void build_direct(Chunk* chunk);
     void skip_finished();
     void consume(uint64_t nbytes);
     void stop_locked(xds_status status);
+    bool over_locked() const {
+        return in_flight_ == 0 && (stopped_ || (sealed_ && counters_.landed_nbytes == total_nbytes_));
+    }
+    void changed_locked();
 
     const int device_;
+    const bool out_;
     const Limits limits_;
     Choosers& choosers_;
     std::vector<std::unique_ptr<SourceFile>> files_;
@@ -128,6 +142,7 @@ class Job : public std::enable_shared_from_this<Job> {
     uint32_t in_flight_ = 0;
     bool sealed_ = false;
     bool stopped_ = false;
+    int event_fd_ = -1;
     xds_failure failure_{};
     xds_counters counters_{};
     uint64_t thread_mask_ = 0;

@@ -73,10 +73,12 @@ void Worker::progress() {
         --copying_;
         idle_polls_ = 0;
         slot.chunk.job->count_copy(now_ns() - slot.since_ns);
-        if (code == CUDA_SUCCESS)
-            finish(slot);
+        if (code != CUDA_SUCCESS)
+            fail_cuda(slot, code, "copy of the GPU's memory");
+        else if (slot.chunk.job->out())
+            write_out(slot);
         else
-            fail_cuda(slot, code, "copy to the GPU");
+            finish(slot);
     }
 }
 
@@ -171,7 +173,9 @@ void Worker::start(Slot& slot) {
         if (!made) job.count_setup(now_ns() - begin);
     }
     slot.since_ns = now_ns();
-    if (slot.chunk.direct)
+    if (job.out())
+        gather(slot);
+    else if (slot.chunk.direct)
         read_direct(slot);
     else
         read_buffered(slot);
@@ -299,7 +303,7 @@ void Worker::read_buffered(Slot& slot) {
             ++commands;
             // Refused, or the file ended under it: reading says which, and where.
             if (got < static_cast<int64_t>(nbytes)) {
-                if (got < 0) job.choosers().resident(file.device(), job.to_gpu()).refuse_mapped();
+                if (got < 0) job.resident_chooser(chunk.file).refuse_mapped();
                 chunk.method = XDS_PREAD;
             }
         }
@@ -311,7 +315,7 @@ void Worker::read_buffered(Slot& slot) {
     }
     uint64_t spent = now_ns() - slot.since_ns;
     if (chunk.method <= XDS_MAPPED)
-        job.choosers().resident(file.device(), job.to_gpu()).measured(chunk.method, chunk.nbytes, spent);
+        job.resident_chooser(chunk.file).measured(chunk.method, chunk.nbytes, spent);
     job.count(chunk, commands, retries, spent);
     send(slot);
 }
@@ -325,6 +329,14 @@ void Worker::send(Slot& slot) {
             std::memcpy(reinterpret_cast<void*>(copy.destination), slot.memory + copy.slot_offset, copy.nbytes);
         return finish(slot);
     }
+    CUresult code = copy(slot);
+    if (code != CUDA_SUCCESS) fail_cuda(slot, code, "copy of the GPU's memory");
+}
+
+// Puts the copies between slot and GPU on the stream, behind the caller's work, and an event behind them.
+CUresult Worker::copy(Slot& slot) {
+    Chunk& chunk = slot.chunk;
+    Job& job = *chunk.job;
     const CudaDriver* cuda = CudaDriver::get();
     Lane* lane_ = nullptr;
     CUresult code = lane(job.device(), &lane_);
@@ -335,20 +347,84 @@ void Worker::send(Slot& slot) {
     bool under_way = false;
     for (const Copy& copy : chunk.copies) {
         if (code != CUDA_SUCCESS) break;
-        code = cuda->MemcpyHtoDAsync(copy.destination, slot.memory + copy.slot_offset, copy.nbytes, lane_->stream);
+        char* host = slot.memory + copy.slot_offset;
+        code = job.out() ? cuda->MemcpyDtoHAsync(host, copy.destination, copy.nbytes, lane_->stream)
+                         : cuda->MemcpyHtoDAsync(copy.destination, host, copy.nbytes, lane_->stream);
         under_way |= code == CUDA_SUCCESS;
     }
     CUevent event = lane_->events.empty() ? nullptr : lane_->events[static_cast<size_t>(&slot - slots_.data())];
     if (code == CUDA_SUCCESS) code = cuda->EventRecord(event, lane_->stream);
-    if (code != CUDA_SUCCESS) {
-        // Some copies may be on their way: the array is not given back before they are over.
-        if (under_way && cuda->EventRecord(event, lane_->stream) == CUDA_SUCCESS)
-            while (cuda->EventQuery(event) == CUDA_ERROR_NOT_READY) sched_yield();
-        return fail_cuda(slot, code, "copy to the GPU");
+    if (code == CUDA_SUCCESS) {
+        slot.state = Slot::State::copying;
+        slot.since_ns = now_ns();
+        ++copying_;
+    } else if (under_way && cuda->EventRecord(event, lane_->stream) == CUDA_SUCCESS) {
+        // Some copies may be on their way: the memory is not given back before they are over.
+        while (cuda->EventQuery(event) == CUDA_ERROR_NOT_READY) sched_yield();
     }
-    slot.state = Slot::State::copying;
-    slot.since_ns = now_ns();
-    ++copying_;
+    return code;
+}
+
+// Memory to be written: into the slot where it must pass one, else straight on.
+void Worker::gather(Slot& slot) {
+    if (slot.chunk.job->to_gpu()) return send(slot);
+    for (const Copy& copy : slot.chunk.copies)
+        std::memcpy(slot.memory + copy.slot_offset, reinterpret_cast<const void*>(copy.destination), copy.nbytes);
+    write_out(slot);
+}
+
+void Worker::write_out(Slot& slot) {
+    slot.state = Slot::State::free;
+    Chunk& chunk = slot.chunk;
+    Job& job = *chunk.job;
+    if (job.stopped()) return abandon(slot);
+    SourceFile& file = job.file(chunk.file);
+    uint64_t begin = now_ns(), commands = 0, retries = 0;
+    bool staged = job.to_gpu() || chunk.direct;
+    uint64_t offset = chunk.pieces.front().offset, nbytes = chunk.nbytes;
+    std::vector<iovec> iov;
+    auto write = [&](int fd, uint64_t at, uint64_t size) {  // staged bytes are one run of the slot
+        iov.assign(1, {slot.memory + chunk.pieces.front().position + (at - offset), size});
+        int64_t done = size ? write_fully(fd, at, iov.data(), 1, &commands, &retries) : 0;
+        return done < 0 ? done : done == static_cast<int64_t>(size) ? 0 : -EIO;
+    };
+    int64_t code = 0;
+    if (chunk.direct) {
+        uint64_t first = std::min((offset + DIRECT_ALIGNMENT - 1) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT, offset + nbytes);
+        uint64_t last = std::max(first, (offset + nbytes) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT);
+        code = write(file.fd(), offset, first - offset);
+        if (code == 0) code = write(file.direct_fd(), first, last - first);
+        if (code == -EINVAL || code == -EOPNOTSUPP) {
+            job.refuse_direct(chunk.file);
+            chunk.method = XDS_BUFFERED;
+            ++retries;
+            code = write(file.fd(), first, last - first);
+        }
+        if (code == 0) code = write(file.fd(), last, offset + nbytes - last);
+    } else {
+        for (const Piece& piece : chunk.pieces) {
+            auto address = staged ? reinterpret_cast<uint64_t>(slot.memory) + piece.position : piece.position;
+            iov.push_back({reinterpret_cast<void*>(address), piece.nbytes});
+        }
+        int count = static_cast<int>(iov.size());
+        int64_t done = 0;
+        if (chunk.method == XDS_MAPPED) {
+            done = copy_to_mapping(file.fd(), offset, iov.data(), count);
+            ++commands;
+            // Not mapped, or the file system is full: writing says which.
+            if (done < static_cast<int64_t>(nbytes)) {
+                if (done < 0) job.resident_chooser(chunk.file).refuse_mapped();
+                chunk.method = XDS_PREAD;
+            }
+        }
+        if (chunk.method != XDS_MAPPED) done = write_fully(file.fd(), offset, iov.data(), count, &commands, &retries);
+        code = done < 0 ? done : done == static_cast<int64_t>(nbytes) ? 0 : -EIO;
+    }
+    if (code < 0) return fail_system(slot, static_cast<int>(-code), offset, nbytes);
+    uint64_t spent = now_ns() - begin;
+    if (chunk.method <= XDS_MAPPED) job.resident_chooser(chunk.file).measured(chunk.method, nbytes, spent);
+    job.count(chunk, commands, retries, spent);
+    finish(slot);
 }
 
 void Worker::recycle(Slot& slot) {
@@ -457,10 +533,10 @@ CUresult Mover::copy_stream(int device, uint32_t index, CUstream* stream) {
     return code;
 }
 
-std::shared_ptr<Job> Mover::create(std::vector<int> fds, int device, uint32_t forbid) {
+std::shared_ptr<Job> Mover::create(std::vector<int> fds, int device, bool out, uint32_t forbid) {
     uint64_t in_flight = uint64_t{config_.threads} * config_.slots * config_.chunk_nbytes;
     Limits limits{config_.threads, config_.cpu_threads, config_.forbid | forbid, config_.chunk_nbytes, in_flight};
-    auto job = std::make_shared<Job>(std::move(fds), device, limits, choosers_);
+    auto job = std::make_shared<Job>(std::move(fds), device, out, limits, choosers_);
     std::lock_guard lock(mutex_);
     if (stopping_)
         job->cancel();
@@ -566,10 +642,12 @@ XDS_API uint64_t xds_mover_pinned_nbytes(void* mover) { return (*static_cast<Mov
 
 // `device` is a CUDA ordinal, or -1 for host arrays. The descriptors stay the caller's, open until the job is drained.
 // `forbid` adds to what the mover forbids.
-XDS_API void* xds_job_create(void* mover, const int32_t* fds, uint32_t count, int32_t device, uint32_t forbid) {
+// `out`: memory is written to the files, which are open for it and already as long as they will be.
+XDS_API void* xds_job_create(void* mover, const int32_t* fds, uint32_t count, int32_t device, int32_t out,
+                             uint32_t forbid) {
     if (device >= 0 && !xds::CudaDriver::get()) return nullptr;
     MoverHandle& m = *static_cast<MoverHandle*>(mover);
-    return new JobHandle{m, m->create(std::vector<int>(fds, fds + count), device, forbid)};
+    return new JobHandle{m, m->create(std::vector<int>(fds, fds + count), device, out != 0, forbid)};
 }
 
 // The batch's number; or a negative xds_status, with the errno or CUresult in `code`.
@@ -592,6 +670,9 @@ XDS_API int32_t xds_job_wait(void* handle, int64_t timeout_ns) {
 XDS_API int32_t xds_job_next_ready(void* handle, int64_t timeout_ns, uint64_t* batch) {
     return static_cast<JobHandle*>(handle)->job->next_ready(timeout_ns, batch);
 }
+
+// See Job::event_fd.
+XDS_API int32_t xds_job_event_fd(void* handle) { return static_cast<JobHandle*>(handle)->job->event_fd(); }
 
 // Stops handing out work; what is in flight still runs: wait for it.
 XDS_API void xds_job_cancel(void* handle) { static_cast<JobHandle*>(handle)->job->cancel(); }

@@ -51,7 +51,10 @@ class Worker {
     void finish_direct(Slot& slot, int64_t result);
     void read_buffered(Slot& slot);
     void read_cufile(Slot& slot);
+    void gather(Slot& slot);
+    void write_out(Slot& slot);
     void send(Slot& slot);
+    CUresult copy(Slot& slot);
     void fail_system(Slot& slot, int code, uint64_t offset, uint64_t nbytes);
     void fail_short(Slot& slot, uint64_t offset, uint64_t nbytes);
     void fail_cuda(Slot& slot, CUresult code, const char* what);
@@ -81,7 +84,7 @@ class Mover : public std::enable_shared_from_this<Mover> {
     // Where a thread hangs in the kernel or in the driver, all that is left to the last such thread to free.
     void close();
 
-    std::shared_ptr<Job> create(std::vector<int> fds, int device, uint32_t forbid);
+    std::shared_ptr<Job> create(std::vector<int> fds, int device, bool out, uint32_t forbid);
     void work_added(const std::shared_ptr<Job>& job);
     void forget(const std::shared_ptr<Job>& job);
 

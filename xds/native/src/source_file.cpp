@@ -102,18 +102,29 @@ __attribute__((noinline)) void copy_out(const char* from, const iovec* iov, int 
     }
 }
 
-// Copies from a mapping; false where a page was not there. Kept apart: nothing with a destructor may live here.
-__attribute__((noinline)) bool guarded_copy(const char* from, size_t mapped, const iovec* iov, int count) {
+__attribute__((noinline)) void copy_in(char* to, const iovec* iov, int count) {
+    for (int i = 0; i < count; ++i) {
+        std::memcpy(to, iov[i].iov_base, iov[i].iov_len);
+        to += iov[i].iov_len;
+    }
+}
+
+// Copies out of a mapping or into it; false where a page was not there. Kept apart: nothing with a destructor may live
+// here.
+__attribute__((noinline)) bool guarded_copy(char* mapping, size_t mapped, const iovec* iov, int count, bool out) {
     sigjmp_buf jump;
-    guard_begin = from;
-    guard_end = from + mapped;
+    guard_begin = mapping;
+    guard_end = mapping + mapped;
     if (sigsetjmp(jump, 0)) {
         guard_jump = nullptr;
         return false;
     }
     guard_jump = &jump;
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    copy_out(from, iov, count);
+    if (out)
+        copy_in(mapping, iov, count);
+    else
+        copy_out(mapping, iov, count);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     guard_jump = nullptr;
     return true;
@@ -159,7 +170,7 @@ void SourceFile::open_direct() {
     // Through the descriptor, so that it is the same file whatever the path names by now.
     char path[64];
     std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd_);
-    direct_fd_ = ::open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    direct_fd_ = ::open(path, (out_ ? O_WRONLY : O_RDONLY) | O_DIRECT | O_CLOEXEC);
     if (direct_fd_ < 0) return;
     StatxDirect status{};
     if (syscall(SYS_statx, fd_, "", AT_EMPTY_PATH, STATX_DIOALIGN_, &status) != 0 || !(status.mask & STATX_DIOALIGN_))
@@ -198,7 +209,7 @@ int64_t copy_mapped(int fd, uint64_t offset, const iovec* iov, int count) {
     bool whole = fstat(fd, &status) == 0 &&
                  (!S_ISREG(status.st_mode) || static_cast<uint64_t>(status.st_size) >= offset + nbytes);
     if (whole)
-        whole = guarded_copy(static_cast<const char*>(map) + (offset - begin), nbytes, iov, count);
+        whole = guarded_copy(static_cast<char*>(map) + (offset - begin), nbytes, iov, count, false);
     // Cut while it was copied: the zeros of the last page may be among the bytes.
     if (whole && fstat(fd, &status) == 0 && S_ISREG(status.st_mode))
         whole = static_cast<uint64_t>(status.st_size) >= offset + nbytes;
@@ -206,7 +217,25 @@ int64_t copy_mapped(int fd, uint64_t offset, const iovec* iov, int count) {
     return whole ? static_cast<int64_t>(nbytes) : 0;
 }
 
-int64_t read_fully(int fd, uint64_t offset, iovec* iov, int count, uint64_t* commands, uint64_t* retries) {
+int64_t copy_to_mapping(int fd, uint64_t offset, const iovec* iov, int count) {
+    install_guard();
+    static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    uint64_t nbytes = 0;
+    for (int i = 0; i < count; ++i) nbytes += iov[i].iov_len;
+    uint64_t begin = offset / page * page;
+    auto length = static_cast<size_t>(offset + nbytes - begin);
+    void* map = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(begin));
+    if (map == MAP_FAILED) return -errno;
+    bool whole = guarded_copy(static_cast<char*>(map) + (offset - begin), nbytes, iov, count, true);
+    munmap(map, length);
+    return whole ? static_cast<int64_t>(nbytes) : 0;
+}
+
+namespace {
+
+// preadv or pwritev until all is done. Returns bytes moved (fewer only where a call moves none) or -errno.
+int64_t move_fully(decltype(&preadv) move, int fd, uint64_t offset, iovec* iov, int count, uint64_t* commands,
+                   uint64_t* retries) {
     constexpr int IOV_LIMIT = 1024;
     int64_t total = 0;
     while (count > 0 && iov->iov_len == 0) {
@@ -214,7 +243,7 @@ int64_t read_fully(int fd, uint64_t offset, iovec* iov, int count, uint64_t* com
         --count;
     }
     while (count > 0) {
-        ssize_t got = preadv(fd, iov, std::min(count, IOV_LIMIT), static_cast<off_t>(offset));
+        ssize_t got = move(fd, iov, std::min(count, IOV_LIMIT), static_cast<off_t>(offset));
         ++*commands;
         if (got < 0) {
             if (errno == EINTR) {
@@ -230,6 +259,16 @@ int64_t read_fully(int fd, uint64_t offset, iovec* iov, int count, uint64_t* com
         if (count > 0 && got % 4096 != 0) ++*retries;
     }
     return total;
+}
+
+}  // namespace
+
+int64_t read_fully(int fd, uint64_t offset, iovec* iov, int count, uint64_t* commands, uint64_t* retries) {
+    return move_fully(preadv, fd, offset, iov, count, commands, retries);
+}
+
+int64_t write_fully(int fd, uint64_t offset, iovec* iov, int count, uint64_t* commands, uint64_t* retries) {
+    return move_fully(pwritev, fd, offset, iov, count, commands, retries);
 }
 
 }  // namespace xds

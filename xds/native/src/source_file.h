@@ -14,7 +14,7 @@ enum class Storage { memory, local, network };
 
 class SourceFile {
   public:
-    explicit SourceFile(int fd) : fd_(fd) {}
+    SourceFile(int fd, bool out) : fd_(fd), out_(out) {}
     ~SourceFile();
     SourceFile(const SourceFile&) = delete;
     SourceFile& operator=(const SourceFile&) = delete;
@@ -43,6 +43,7 @@ class SourceFile {
     void open_direct();
 
     const int fd_;
+    const bool out_;  // written, not read
     Storage storage_ = Storage::local;
     dev_t device_ = 0;
     int direct_fd_ = -1;
@@ -54,6 +55,13 @@ class SourceFile {
 // Returns bytes copied: fewer where the file ends early; or -errno where it cannot be mapped.
 // A page that vanishes under the copy (a file cut short) is an early end, not a SIGBUS.
 int64_t copy_mapped(int fd, uint64_t offset, const iovec* iov, int count);
+
+// The other way: from `iov` into a mapping of the file, which must be long enough. Returns bytes copied; 0 where a page
+// could not be had (the file system is full: writing says so); or -errno.
+int64_t copy_to_mapping(int fd, uint64_t offset, const iovec* iov, int count);
+
+// Writes with pwritev until all is there. Returns bytes written or -errno; counts as read_fully does.
+int64_t write_fully(int fd, uint64_t offset, iovec* iov, int count, uint64_t* commands, uint64_t* retries);
 
 // Reads with preadv until all is there. Returns bytes read (fewer only at end of file) or -errno; adds the requests
 // issued to `commands` and the repeated ones to `retries`. `iov` is used up.
