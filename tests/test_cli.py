@@ -60,7 +60,7 @@ def test_version_and_help(capfd):
     assert (code, out) == (0, f"xds {importlib.metadata.version('xpu-direct-storage')}\n")
     code, out, _ = call(capfd, "--help")
     assert code == 0
-    for name in ("ls", "stat", "cat", "load", "doctor"):
+    for name in ("ls", "stat", "cat", "cp", "find", "du", "load", "doctor"):
         assert name in out
     assert "130 interrupted" in out
 
@@ -284,10 +284,10 @@ def test_ctrl_c_in_a_real_process(tmp_path):
 
 
 def test_errors_without_text_are_named():
-    assert cli._describe(MemoryError()) == "MemoryError"
-    assert cli._describe(KeyError("x")) == "KeyError: 'x'"
-    assert cli._describe(ValueError("bad")) == "bad"
-    assert cli._describe(xds.errors.XdsError("all said", filename="/f")) == "all said"
+    assert cli.describe(MemoryError()) == "MemoryError"
+    assert cli.describe(KeyError("x")) == "KeyError: 'x'"
+    assert cli.describe(ValueError("bad")) == "bad"
+    assert cli.describe(xds.errors.XdsError("all said", filename="/f")) == "all said"
 
 
 def test_progress_is_drawn_on_a_terminal_only(folder):

@@ -63,7 +63,6 @@ def application() -> typer.Typer:
     app = typer.Typer(
         name="xds",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -83,7 +82,7 @@ def application() -> typer.Typer:
     return app
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Return one line that says what went wrong."""
     if (
         isinstance(error, OSError)
@@ -131,7 +130,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         else:
-            typer.echo(f"xds: error: {_describe(error)}", err=True)
+            typer.echo(f"xds: error: {describe(error)}", err=True)
         return EXIT_ERROR
     code = result if isinstance(result, int) and not isinstance(result, bool) else EXIT_OK
     if code == EXIT_INTERRUPTED:

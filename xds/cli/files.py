@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from xds.cli.targets import human, print_json, progress, resolve
+from xds.cli.targets import complete, human, print_json, progress, resolve, shown
 
 _CHUNK_NBYTES = 8 << 20
 
-Targets = Annotated[list[str], typer.Argument(metavar="URL...", help="URLs or paths.")]
+Targets = Annotated[list[str], typer.Argument(metavar="URL...", help="URLs or paths.", autocompletion=complete)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -23,15 +23,12 @@ def _when(entry: dict[str, Any]) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S") if isinstance(moment, datetime.datetime) else "-"
 
 
-def _shown(name: str) -> str:
-    """Return ``name`` so that a terminal shows it on one line, whatever bytes it is made of."""
-    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-    return escaped.encode("utf-8", "backslashreplace").decode()
-
-
 def ls(
     targets: Annotated[
-        list[str] | None, typer.Argument(metavar="[URL...]", help="URLs or paths; without any, the current folder.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[URL...]", help="URLs or paths; without any, the current folder.", autocompletion=complete
+        ),
     ] = None,
     long: Annotated[bool, typer.Option("--long", "-l", help="Type, size and time (UTC) too.")] = False,
     json: Json = False,
@@ -45,7 +42,7 @@ def ls(
         print_json(entries)
         return
     for entry in entries:
-        name = _shown(str(entry["name"])) + ("/" if entry["type"] == "directory" else "")
+        name = shown(str(entry["name"])) + ("/" if entry["type"] == "directory" else "")
         if long:
             size = human(entry["size"]) if entry.get("size") is not None else "-"
             typer.echo(f"{entry['type']:<9} {size:>10}  {_when(entry):<19}  {name}")
@@ -68,7 +65,7 @@ def stat(targets: Targets, json: Json = False) -> None:
         for key, value in info.items():
             text = f"{value} ({human(value)})" if key == "size" and isinstance(value, int) else str(value)
             text = f"{value} ({_when(info)} UTC)" if key == "mtime" else text
-            typer.echo(f"{key:<12} {_shown(text)}")
+            typer.echo(f"{key:<12} {shown(text)}")
 
 
 def cat(
@@ -92,7 +89,7 @@ def cat(
             total = stop - position
             left = total
             # A bar and the bytes on one terminal would make each other unreadable.
-            with progress(_shown(path), enabled=not sys.stdout.isatty() and total > _CHUNK_NBYTES) as update:
+            with progress(shown(path), enabled=not sys.stdout.isatty() and total > _CHUNK_NBYTES) as update:
                 while left:
                     piece = file.read(min(left, _CHUNK_NBYTES))
                     if not piece:
