@@ -34,7 +34,7 @@ _bytes_address.argtypes = (ctypes.py_object,)
 _view_of_memory = ctypes.pythonapi.PyMemoryView_FromMemory
 _view_of_memory.restype = ctypes.py_object
 _view_of_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-_WRITABLE = 0x200  # PyBUF_WRITE, object.h
+_READABLE, _WRITABLE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE, object.h
 
 
 def open_handle(backend: Backend, path: str) -> Handle:
@@ -157,6 +157,14 @@ def host_view(target: Destination, nbytes: int) -> memoryview:
     if nbytes == 0:
         return memoryview(bytearray())
     view: memoryview = _view_of_memory(target.address, nbytes, _WRITABLE)
+    return view
+
+
+def view_of(memory: Destination, nbytes: int) -> memoryview:
+    """Return the first ``nbytes`` of host memory as a view for reading, valid while ``memory`` is held."""
+    if nbytes == 0:
+        return memoryview(b"")
+    view: memoryview = _view_of_memory(memory.address, nbytes, _READABLE)
     return view
 
 

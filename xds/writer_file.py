@@ -1,0 +1,432 @@
+"""Files open for writing. Layer: file system; knows no backend by name."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import operator
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+
+from xds.arrays import Destination, source
+from xds.backend import Transfer, WriteMode
+from xds.errors import ArrayError, RangeError
+from xds.futures import TransferFuture
+from xds.reads import begin_one, view_of
+from xds.report import TOTALS, ReadReport
+
+if TYPE_CHECKING:
+    from xds.backend import Fsync, Writer
+    from xds.filesystem import StorageFileSystem
+
+#: What is gathered before it is written; larger writes go past the buffer.
+BUFFER_NBYTES = 256 << 10
+
+
+class WriterFile(io.BufferedIOBase):
+    """A file open for writing, with a position, as :func:`open` of modes ``wb``, ``xb``, ``ab``, ``r+b`` gives.
+
+    ``w`` and ``x`` write to a new file, which takes the name when it is closed: until then, and if anything fails,
+    what was there stays. Leaving a ``with`` block by an exception discards. ``a`` and ``r+`` change the file in place.
+
+    Attributes:
+        report: how the last write from an array travelled, or ``None``.
+    """
+
+    _writer: Writer | None = None
+
+    def __init__(
+        self,
+        fs: StorageFileSystem,
+        path: str,
+        mode: WriteMode,
+        *,
+        autocommit: bool = True,
+        block_size: int | None = None,
+        fsync: Fsync = "none",
+        permissions: int | None = None,
+    ) -> None:
+        self.fs = fs
+        self.path = path
+        self.mode: str = mode
+        self.autocommit = autocommit
+        self.blocksize = block_size or BUFFER_NBYTES
+        self.report: ReadReport | None = None
+        self._fsync = fsync
+        self._buffer = bytearray()
+        self._futures: list[TransferFuture] = []
+        self._failed: BaseException | None = None
+        self._closed = False
+        backend = fs._writing("open for writing", path)
+        self._writer = backend.create(path, mode=mode, permissions=permissions, deferred=not autocommit)
+        self._end = self._writer.nbytes
+        self.loc = self._end if mode[0] == "a" else 0
+
+    def _open_writer(self) -> Writer:
+        if self._closed or self._writer is None:
+            raise ValueError("I/O operation on closed file")
+        return self._writer
+
+    # What fsspec and Python expect of a file.
+
+    @property
+    def full_name(self) -> str:
+        """The URL of the file."""
+        url: str = self.fs.unstrip_protocol(self.path)
+        return url
+
+    @property
+    def size(self) -> int:
+        """Bytes, with what was written so far."""
+        return max(self._end, self.loc + len(self._buffer)) if self._buffer else self._end
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ValueError(f"{self.path}: a file open for writing cannot be pickled; close it and pickle its path")
+
+    def __repr__(self) -> str:
+        return f"<WriterFile {self.full_name}>"
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file was closed."""
+        return self._closed
+
+    def readable(self) -> bool:
+        """Return whether the file was opened with a ``+`` and is open."""
+        return "+" in self.mode and not self._closed
+
+    def writable(self) -> bool:
+        """Return whether the file is open."""
+        return not self._closed
+
+    def seekable(self) -> bool:
+        """Return whether the file is open."""
+        return not self._closed
+
+    def fileno(self) -> int:
+        """Raise: bytes do not go through a descriptor of the caller (option ``fsync`` says what must be on disk)."""
+        raise io.UnsupportedOperation("fileno: the file is written through its storage backend, not by a descriptor")
+
+    def tell(self) -> int:
+        """Return the position in bytes."""
+        self._open_writer()
+        return self.loc + len(self._buffer)
+
+    def seek(self, loc: SupportsIndex, whence: int = 0) -> int:
+        """Set the position, which may lie beyond the end of the file, and return it."""
+        self._open_writer()
+        if whence not in (0, 1, 2):
+            raise ValueError(f"whence must be 0, 1 or 2, not {whence!r}")
+        position = operator.index(loc) + (0, self.tell(), self.size)[whence]
+        if position < 0:
+            raise ValueError(f"{self.path}: seek to {position}, before the start of the file")
+        self.flush()
+        self.loc = position
+        return position
+
+    def write(self, data: Any) -> int:
+        """Write bytes, or any C-contiguous buffer, at the position; return how many."""
+        writer = self._open_writer()
+        view = memoryview(data)
+        if view.nbytes == 0:
+            return 0
+        view = view.cast("B")
+        if self.mode[0] == "a" and not self._buffer:
+            self.loc = self._end
+        if len(self._buffer) + len(view) <= self.blocksize:
+            self._buffer += view
+        else:
+            self.flush()
+            self._put(writer, view)
+        return len(view)
+
+    def _put(self, writer: Writer, view: memoryview) -> None:
+        with self._failing():
+            writer.pwrite(view, self.loc)
+        self.loc += len(view)
+        self._end = max(self._end, self.loc)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Any:
+        """Remember what failed: the file is never given its name after that."""
+        try:
+            yield
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    def flush(self) -> None:
+        """Hand what is gathered to the storage; ``w`` and ``x`` still show nothing under the name."""
+        if self._buffer and self._failed is None:
+            self._put(self._open_writer(), memoryview(bytes(self._buffer)))
+            self._buffer.clear()
+        elif self._closed:
+            raise ValueError("I/O operation on closed file")
+
+    def truncate(self, size: SupportsIndex | None = None) -> int:
+        """Cut the file at ``size``, or lengthen it with zeros; at the position if ``None``. The position stays."""
+        writer = self._open_writer()
+        nbytes = self.tell() if size is None else operator.index(size)
+        if nbytes < 0:
+            raise ValueError(f"{self.path}: truncate to {nbytes} bytes")
+        self.flush()
+        with self._failing():
+            writer.truncate(nbytes)
+        self._end = nbytes
+        return nbytes
+
+    def readinto(self, array: Any) -> int:
+        """Fill a buffer from the position; return bytes read, fewer than its size only at the end of the file."""
+        writer = self._open_writer()
+        if not self.readable():
+            raise io.UnsupportedOperation("not readable: the file was opened without +")
+        self.flush()
+        count = writer.pread_into(memoryview(array).cast("B"), self.loc)
+        self.loc += count
+        return count
+
+    def readinto1(self, array: Any) -> int:
+        """As :meth:`readinto`."""
+        return self.readinto(array)
+
+    def read(self, length: SupportsIndex | None = -1) -> bytes:
+        """Return ``length`` bytes from the position, fewer at the end of the file; all that is left if negative."""
+        nbytes = -1 if length is None else operator.index(length)
+        left = max(0, self.size - self.tell())
+        buffer = bytearray(left if nbytes < 0 else min(nbytes, left))
+        return bytes(buffer[: self.readinto(buffer)])
+
+    def read1(self, length: SupportsIndex | None = -1) -> bytes:
+        """As :meth:`read`; without a length, one block."""
+        nbytes = -1 if length is None else operator.index(length)
+        return self.read(self.blocksize if nbytes < 0 else nbytes)
+
+    def readline(self, size: SupportsIndex | None = -1) -> bytes:
+        """Return the bytes up to and including the next newline, ``size`` at most."""
+        limit = -1 if size is None else operator.index(size)
+        start, parts, found = self.tell(), [], False
+        while not found and (part := self.read(4096)):
+            place = part.find(b"\n") + 1
+            found = place > 0
+            parts.append(part[:place] if found else part)
+        line = b"".join(parts)
+        line = line if limit < 0 else line[:limit]
+        self.seek(start + len(line))
+        return line
+
+    # The end.
+
+    def close(self) -> None:
+        """Write what is gathered and, unless the file waits for :meth:`commit`, give it its name.
+
+        A second call does nothing. If a write has failed, the file is discarded.
+        """
+        if self._closed or self._writer is None:
+            self._closed = True
+            return
+        try:
+            if self._failed is None:
+                self.flush()
+                self._wait()
+            if self._failed is not None:
+                raise OSError(f"{self.path}: a write failed, so the file was discarded: {self._failed}")
+            if self.autocommit:
+                self._writer.commit(fsync=self._fsync)
+        except BaseException:
+            self._writer.discard()
+            raise
+        finally:
+            self._closed = True
+            self._buffer.clear()
+
+    def _wait(self) -> None:
+        while self._futures:
+            with self._failing():
+                self._futures.pop().get()
+
+    def commit(self) -> None:
+        """Give a file that was opened with ``autocommit=False`` its name; closes it first. Transactions call it.
+
+        Raises:
+            RuntimeError: the file commits itself.
+        """
+        if self.autocommit:
+            raise RuntimeError(f"{self.path}: commits itself when it is closed; open it with autocommit=False")
+        self.close()
+        if self._writer is not None:
+            self._writer.commit(fsync=self._fsync)
+
+    def discard(self) -> None:
+        """Close and let go of what was written; what was under the name stays. After a close, only of deferred files.
+
+        What ``a`` and ``r+`` have changed in place stays changed.
+        """
+        self._closed = True
+        self._buffer.clear()
+        for future in self._futures:
+            future.cancel()
+        self._futures.clear()
+        if self._writer is not None:
+            self._writer.discard()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self.discard()
+        self.close()
+
+    # Writes from arrays.
+
+    def writefrom(
+        self,
+        array: Any,
+        *,
+        stream: Any = None,
+        require: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Write all bytes of ``array`` at the position; return how many.
+
+        Args:
+            array: C-contiguous: NumPy, CuPy, torch, JAX, DLPack, ``__cuda_array_interface__``, or any buffer.
+            stream: CUDA stream behind which the array's memory is read (see :func:`xds.arrays.destination`).
+            require: ``{"posting": ..., "placement": ...}``: raise instead of writing another way; the file system's
+                option if ``None``.
+            timeout_s: longest time without progress; the file system's option if ``None``.
+
+        Raises:
+            ArrayError: the array's memory cannot be read as bytes.
+            RequirementError: ``require`` cannot be met; nothing was written.
+        """
+        writer = self._open_writer()
+        require, timeout_s = self.fs.transfer_options(require, timeout_s)
+        memory = source(array, stream=stream)
+        self.flush()
+        if self.mode[0] == "a":
+            self.loc = self._end
+        if memory.device is None and not require:
+            begin = time.perf_counter()
+            self._put(writer, view_of(memory, memory.nbytes))
+            self.report = _host_report(memory.nbytes, begin)
+            return memory.nbytes
+        transfer = self._transfer(writer, memory.device, self.loc + memory.nbytes, require, timeout_s)
+        with self._failing(), transfer:
+            begin_one(transfer, memory, self.loc, memory.nbytes)
+            self.report = transfer.wait()
+        self.loc += memory.nbytes
+        return memory.nbytes
+
+    def _transfer(
+        self, writer: Writer, device: int | None, end: int, require: Mapping[str, str] | None, timeout_s: float
+    ) -> Transfer:
+        transfer = writer.transfer_out(device=device, require=require, timeout_s=timeout_s)
+        if end > self._end:
+            try:
+                with self._failing():
+                    writer.truncate(end)
+            except BaseException:
+                transfer.cancel()
+                raise
+            self._end = end
+        return transfer
+
+    def pwrite(
+        self,
+        array: Any,
+        nbytes: int | None = None,
+        offset: int = 0,
+        *,
+        stream: Any = None,
+        require: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> TransferFuture:
+        """Begin to write the first bytes of ``array`` at ``offset``; the position of the file stays.
+
+        Args:
+            array: as of :meth:`writefrom`; held, and not to be changed, until the write has ended.
+            nbytes: how many; the size of the array if ``None``.
+            offset: in the file, bytes.
+            stream: as of :meth:`writefrom`.
+            require: as of :meth:`writefrom`.
+            timeout_s: as of :meth:`writefrom`.
+
+        Returns:
+            A future; writes from host memory are done when it is returned. Closing the file waits for it.
+        """
+        writer = self._open_writer()
+        if self.mode[0] == "a":
+            raise io.UnsupportedOperation("pwrite: a file opened with mode a is written at its end; use writefrom")
+        require, timeout_s = self.fs.transfer_options(require, timeout_s)
+        memory = source(array, stream=stream)
+        offset = operator.index(offset)
+        wanted = memory.nbytes if nbytes is None else operator.index(nbytes)
+        if offset < 0 or wanted < 0:
+            raise RangeError(f"{self.path}: pwrite of {wanted} bytes at offset {offset}: neither may be negative")
+        if wanted > memory.nbytes:
+            raise ArrayError(f"{self.path}: pwrite of {wanted} bytes from an array of {memory.nbytes} bytes")
+        self.flush()
+        if memory.device is None and not require:
+            begin = time.perf_counter()
+            with self._failing():
+                writer.pwrite(view_of(memory, wanted), offset)
+            self.report = _host_report(wanted, begin)
+            future = TransferFuture(self.path, None, wanted, report=self.report)
+        else:
+            future = self._begin(writer, memory, wanted, offset, require, timeout_s)
+        if wanted:
+            self._end = max(self._end, offset + wanted)
+        return future
+
+    def _begin(
+        self,
+        writer: Writer,
+        memory: Destination,
+        nbytes: int,
+        offset: int,
+        require: Mapping[str, str] | None,
+        timeout_s: float,
+    ) -> TransferFuture:
+        transfer = self._transfer(writer, memory.device, offset + nbytes if nbytes else 0, require, timeout_s)
+        try:
+            begin_one(transfer, memory, offset, nbytes)
+        except BaseException:
+            transfer.cancel()
+            raise
+
+        def finish(transfer: Transfer) -> ReadReport:
+            with self._failing():
+                self.report = transfer.wait()
+            return self.report
+
+        future = TransferFuture(self.path, transfer, nbytes, finish=finish, keepalive=memory)
+        self._futures = [other for other in self._futures if not other.done()] + [future]
+        return future
+
+
+def _host_report(nbytes: int, begin: float) -> ReadReport:
+    report = ReadReport(
+        nbytes,
+        {"host": nbytes},
+        {"mapped": nbytes},
+        {"pwrite": nbytes},
+        engine="inline",
+        operation="write",
+        commands=1,
+        threads=1,
+        seconds={"total": time.perf_counter() - begin},
+    )
+    TOTALS.add(report)
+    return report
+
+
+def write_mode(mode: str) -> WriteMode:
+    """Return the one spelling of a mode for writing.
+
+    Raises:
+        ValueError: no such mode.
+    """
+    letters = mode.replace("b", "").replace("t", "")
+    first, plus = letters[:1], "+" if "+" in letters else ""
+    if sorted(letters) != sorted(first + plus) or first not in "rwxa" or (first == "r" and not plus) or not first:
+        raise ValueError(f"mode {mode!r}: must be one of rb, wb, xb, ab, r+b, w+b, x+b, a+b")
+    return cast("WriteMode", f"{first}{plus}b")
