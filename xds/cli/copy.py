@@ -99,33 +99,25 @@ def _copy_one(item: _Item, advance: Advance) -> int:
         item.source.cp_file(item.source_path, item.target_path)
         advance(item.nbytes or 0)
         return item.nbytes or 0
+    from xds.errors import ShortReadError
+
     nbytes = 0
-    with item.source.open(item.source_path, "rb", block_size=_CHUNK_NBYTES) as reader:
-        # Nothing shows under its name before commit().
-        writer = item.target.open(item.target_path, "wb", autocommit=False)
-        try:
-            while piece := reader.read(_CHUNK_NBYTES):
-                writer.write(piece)
-                nbytes += len(piece)
-                advance(len(piece))
-            if item.nbytes is not None and nbytes < item.nbytes:
-                raise EOFError(
-                    f"{item.source_path}: ended after {nbytes} of {item.nbytes} bytes; it shrank while it was read"
-                )
-            writer.close()
-            commit = getattr(writer, "commit", None)
-            if callable(commit):
-                commit()
-        except BaseException:
-            _discard(writer)
-            raise
+    with (
+        item.source.open(item.source_path, "rb", block_size=_CHUNK_NBYTES) as reader,
+        # Nothing shows under its name before the transaction ends well.
+        item.target.transaction,
+        item.target.open(item.target_path, "wb") as writer,
+    ):
+        while piece := reader.read(_CHUNK_NBYTES):
+            writer.write(piece)
+            nbytes += len(piece)
+            advance(len(piece))
+        if item.nbytes is not None and nbytes < item.nbytes:
+            raise ShortReadError(
+                f"{item.source_path}: ended after {nbytes} of {item.nbytes} bytes; it shrank while it was read",
+                filename=item.source_path,
+            )
     return nbytes
-
-
-def _discard(writer: Any) -> None:
-    discard = getattr(writer, "discard", None)
-    if callable(discard):
-        discard()
 
 
 def cp(

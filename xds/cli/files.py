@@ -78,6 +78,7 @@ def cat(
     ] = None,
 ) -> None:
     """Write the bytes of files to standard output."""
+    from xds.errors import ShortReadError
     from xds.plan import resolve_range
 
     output = sys.stdout.buffer
@@ -93,7 +94,10 @@ def cat(
                 while left:
                     piece = file.read(min(left, _CHUNK_NBYTES))
                     if not piece:
-                        raise EOFError(f"{path}: ended {left} bytes before byte {stop}; it shrank while it was read")
+                        raise ShortReadError(
+                            f"{path}: ended {left} bytes before byte {stop}; it shrank while it was read",
+                            filename=path,
+                        )
                     output.write(piece)
                     left -= len(piece)
                     if update:
