@@ -55,7 +55,7 @@ _HOMES = {
 
 
 def stats() -> dict[str, Any]:
-    """Return the sums over all reads of this process: reads, errors, bytes by posting, placement and method."""
+    """Return the sums of this process: reads, their bytes by posting, placement and method; writes, errors."""
     from xds.report import TOTALS
 
     return TOTALS.snapshot()

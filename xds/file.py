@@ -12,7 +12,7 @@ from fsspec.core import caches
 from xds.arrays import destination
 from xds.errors import ArrayError, RangeError
 from xds.futures import TransferFuture
-from xds.reads import begin_one, is_small, read_bytes, read_into, unchanged
+from xds.reads import begin_one, is_small, open_handle, read_bytes, read_into, unchanged
 
 if TYPE_CHECKING:
     from xds.backend import Backend, Handle, Transfer
@@ -64,7 +64,7 @@ class StorageFile(io.BufferedIOBase):
         self._details: dict[str, Any] | None = None
         self._line_start, self._line = 0, b""
         self.loc = 0
-        self._handle = self._backend.open(path)
+        self._handle = open_handle(self._backend, path)
         self.size = self._handle.nbytes
         self.cache = caches[cache_type](self.blocksize, self._fetch_range, self.size, **self.cache_options)
 
@@ -155,7 +155,7 @@ class StorageFile(io.BufferedIOBase):
             raise ValueError(f"whence must be 0, 1 or 2, not {whence!r}")
         position = operator.index(loc) + (0, self.loc, self.size)[whence]
         if position < 0:
-            raise ValueError(f"{self.path}: seek to {position}, before the start of the file")
+            raise RangeError(f"{self.path}: seek to {position}, before the start of the file")
         self.loc = position
         return position
 

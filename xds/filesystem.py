@@ -8,6 +8,7 @@ that came through a fork still reads. What writes is in :mod:`xds.writable`, the
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from fsspec.utils import tokenize
 from xds import url
 from xds.coroutines import CoroutineFileSystem
 from xds.file import StorageFile
+from xds.observe import TRACE, Span
 from xds.plan import resolve_range
 from xds.ranges import Bounds, cat_many, readinto_many
 from xds.reads import open_handle, read_bytes
@@ -49,11 +51,17 @@ class StorageFileSystem(CoroutineFileSystem):
 
         Links are followed (``islink``, ``destination``); the type of a link that leads nowhere is ``link``.
         """
-        return self.backend.info(self._strip_protocol(path))
+        name = self._strip_protocol(path)
+        if not TRACE.callbacks:
+            return self.backend.info(name)
+        with Span("info", name):
+            return self.backend.info(name)
 
     def ls(self, path: Any, detail: bool = True, **kwargs: Any) -> list[Any]:
         """Return the entries of a folder, sorted by name, or the entry of a file; names only without ``detail``."""
-        entries = self.backend.ls(self._strip_protocol(path))
+        name = self._strip_protocol(path)
+        with Span("list", name) if TRACE.callbacks else contextlib.nullcontext():
+            entries = self.backend.ls(name)
         return entries if detail else [entry["name"] for entry in entries]
 
     def exists(self, path: Any, **kwargs: Any) -> bool:
@@ -229,7 +237,8 @@ class StorageFileSystem(CoroutineFileSystem):
             return StorageFile(self, path, mode, block_size, cache_type or self.cache_type, cache_options)
         writing = write_mode(mode)
         self._writing("open for writing", path)
-        self._make_parent(path)
+        if writing[0] != "r":
+            self._make_parent(path)
         # What is changed in place ("r+") belongs to no transaction of fsspec.
         return WriterFile(
             self,

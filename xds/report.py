@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """How the bytes of one read travelled.
+    """How the bytes of one read or write travelled.
 
     Attributes:
         nbytes: bytes delivered.
@@ -101,21 +101,27 @@ class Totals:
         self._reads = 0
         self._errors = 0
         self._nbytes = 0
+        self._writes = 0
+        self._written_nbytes = 0
         self._by: dict[str, dict[str, int]] = {"posting": {}, "placement": {}, "method": {}}
 
     def add(self, report: ReadReport) -> None:
-        """Count one finished read."""
+        """Count one finished read or write."""
         with self._lock:
-            self._reads += 1
-            self._nbytes += report.nbytes
-            for key, sums in self._by.items():
-                for name, nbytes in getattr(report, key).items():
-                    sums[name] = sums.get(name, 0) + nbytes
+            if report.operation == "write":
+                self._writes += 1
+                self._written_nbytes += report.nbytes
+            else:
+                self._reads += 1
+                self._nbytes += report.nbytes
+                for key, sums in self._by.items():
+                    for name, nbytes in getattr(report, key).items():
+                        sums[name] = sums.get(name, 0) + nbytes
             for reports in self._collecting:
                 reports.append(report)
 
     def add_error(self) -> None:
-        """Count one failed read."""
+        """Count one failed read or write."""
         with self._lock:
             self._errors += 1
             for reports in self._collecting:
@@ -133,6 +139,8 @@ class Totals:
                 "reads": self._reads,
                 "errors": self._errors,
                 "nbytes": self._nbytes,
+                "writes": self._writes,
+                "written_nbytes": self._written_nbytes,
                 **{key: dict(sums) for key, sums in self._by.items()},
             }
 

@@ -111,6 +111,7 @@ class WritableFileSystem(BaseFileSystem):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
         if is_folder and f"{new}/".startswith(f"{old}/") and new != old:
             raise shutil.Error(f"Cannot move a directory '{old}' into itself '{new}'.")
+        self.info(old)  # raises for what is not there, whatever stands in the way of the new name
         backend.rename(old, new)
 
     def _same(self, one: str, other: str) -> bool:
@@ -223,6 +224,8 @@ class WritableFileSystem(BaseFileSystem):
         if self.isdir(rpath):
             os.makedirs(lpath, exist_ok=True)  # noqa: PTH103 (text)
             return
+        if not self.exists(rpath):  # also where a file stands for a folder, as of cp_file
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._strip_protocol(rpath))
         with self.open(rpath, "rb", **kwargs) as source:
             os.makedirs(os.path.dirname(lpath), exist_ok=True)  # noqa: PTH103 (text)
             was_there = os.path.lexists(lpath)

@@ -6,13 +6,14 @@ import contextlib
 import io
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from xds.arrays import Destination, source
 from xds.backend import Transfer, WriteMode
 from xds.errors import ArrayError, RangeError
 from xds.futures import TransferFuture
+from xds.observe import TRACE, Span
 from xds.reads import begin_one, view_of
 from xds.report import TOTALS, ReadReport
 
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 
 #: What is gathered before it is written; larger writes go past the buffer.
 BUFFER_NBYTES = 256 << 10
+
+
+class _NoSpan:
+    """Where nobody listens."""
+
+    report: Any = None
+
+
+_NO_SPAN = _NoSpan()
 
 
 class WriterFile(io.BufferedIOBase):
@@ -59,7 +69,8 @@ class WriterFile(io.BufferedIOBase):
         self._failed: BaseException | None = None
         self._closed = False
         backend = fs._writing("open for writing", path)
-        self._writer = backend.create(path, mode=mode, permissions=permissions, deferred=not autocommit)
+        with Span("open", path) if TRACE.callbacks else contextlib.nullcontext():
+            self._writer = backend.create(path, mode=mode, permissions=permissions, deferred=not autocommit)
         self._end = self._writer.nbytes
         self.loc = self._end if mode[0] == "a" else 0
 
@@ -120,7 +131,7 @@ class WriterFile(io.BufferedIOBase):
             raise ValueError(f"whence must be 0, 1 or 2, not {whence!r}")
         position = operator.index(loc) + (0, self.tell(), self.size)[whence]
         if position < 0:
-            raise ValueError(f"{self.path}: seek to {position}, before the start of the file")
+            raise RangeError(f"{self.path}: seek to {position}, before the start of the file")
         self.flush()
         self.loc = position
         return position
@@ -142,18 +153,28 @@ class WriterFile(io.BufferedIOBase):
         return len(view)
 
     def _put(self, writer: Writer, view: memoryview) -> None:
-        with self._failing():
-            writer.pwrite(view, self.loc)
+        self._put_at(writer, view, self.loc)
         self.loc += len(view)
         self._end = max(self._end, self.loc)
 
+    def _put_at(self, writer: Writer, view: memoryview, offset: int) -> None:
+        begin = time.perf_counter()
+        with self._failing(), self._span(len(view)) as span:
+            writer.pwrite(view, offset)
+            self.report = span.report = _host_report(len(view), begin)
+
+    def _span(self, nbytes: int) -> Any:
+        return Span("write", self.path, nbytes=nbytes) if TRACE.callbacks else contextlib.nullcontext(_NO_SPAN)
+
     @contextlib.contextmanager
-    def _failing(self) -> Any:
-        """Remember what failed: the file is never given its name after that."""
+    def _failing(self, *, counted: bool = False) -> Iterator[None]:
+        """Remember what failed: the file is never given its name after that. Transfers count their failures."""
         try:
             yield
         except BaseException as error:
             self._failed = error
+            if not counted:
+                TOTALS.add_error()
             raise
 
     def flush(self) -> None:
@@ -242,7 +263,7 @@ class WriterFile(io.BufferedIOBase):
 
     def _wait(self) -> None:
         while self._futures:
-            with self._failing():
+            with self._failing(counted=True):
                 self._futures.pop().get()
 
     def commit(self) -> None:
@@ -305,14 +326,12 @@ class WriterFile(io.BufferedIOBase):
         if self.mode[0] == "a":
             self.loc = self._end
         if memory.device is None and not require:
-            begin = time.perf_counter()
             self._put(writer, view_of(memory, memory.nbytes))
-            self.report = _host_report(memory.nbytes, begin)
             return memory.nbytes
         transfer = self._transfer(writer, memory.device, self.loc + memory.nbytes, require, timeout_s)
-        with self._failing(), transfer:
+        with self._failing(counted=True), self._span(memory.nbytes) as span, transfer:
             begin_one(transfer, memory, self.loc, memory.nbytes)
-            self.report = transfer.wait()
+            self.report = span.report = transfer.wait()
         self.loc += memory.nbytes
         return memory.nbytes
 
@@ -366,10 +385,7 @@ class WriterFile(io.BufferedIOBase):
             raise ArrayError(f"{self.path}: pwrite of {wanted} bytes from an array of {memory.nbytes} bytes")
         self.flush()
         if memory.device is None and not require:
-            begin = time.perf_counter()
-            with self._failing():
-                writer.pwrite(view_of(memory, wanted), offset)
-            self.report = _host_report(wanted, begin)
+            self._put_at(writer, view_of(memory, wanted), offset)
             future = TransferFuture(self.path, None, wanted, report=self.report)
         else:
             future = self._begin(writer, memory, wanted, offset, require, timeout_s)
@@ -394,7 +410,7 @@ class WriterFile(io.BufferedIOBase):
             raise
 
         def finish(transfer: Transfer) -> ReadReport:
-            with self._failing():
+            with self._failing(counted=True):
                 self.report = transfer.wait()
             return self.report
 
