@@ -282,6 +282,23 @@ def test_what_cannot_be_listed_is_told_and_the_rest_is_found(capfd, tree, as_nob
     assert "sub" in err
 
 
+def test_a_folder_that_cannot_be_listed_is_not_left_out_of_a_copy(capfd, tree, memory, as_nobody):
+    # What a copy imports must be there already: nobody may not read this Python's folders.
+    assert call(capfd, "cp", "-r", tree, "memory://whole")[0] == 0
+    (tree / "sub" / "deep").chmod(0o700)
+    for parent in [tree, *tree.parents[:4]]:
+        parent.chmod(0o755)
+
+    def nobody():
+        assert cli.run(["cp", "-r", str(tree), "memory://partial"]) == 1
+        assert not memory.exists("/partial")
+
+    assert as_nobody(nobody) == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "deep" in err
+
+
 def test_links_are_listed_and_not_entered(capfd, tree):
     (tree / "sub" / "up").symlink_to(tree)
     code, out, _ = call(capfd, "find", tree)

@@ -78,15 +78,15 @@ def _plan(sources: list[str], destination: str, recursive: bool) -> tuple[list[_
         if inside and source.unstrip_protocol(path) == target.unstrip_protocol(path):
             raise OSError(f"{word}: cannot be copied into itself, {destination}")
         folders.append((target, place))
-        for name, entry in sorted(source.find(path, withdirs=True, detail=True).items()):
-            below = name[len(path.rstrip("/")) :].strip("/")
-            if not below:
-                continue
-            there = posixpath.join(place, below)
-            if entry["type"] == "directory":
-                folders.append((target, there))
-            else:
-                items.append(_Item(source, name, target, there, entry.get("size")))
+        # Not find(), which leaves out what it cannot list.
+        for folder, inner, files in source.walk(path, detail=True, on_error="raise"):
+            here = posixpath.join(place, folder[len(path.rstrip("/")) :].strip("/"))
+            folders += [(target, posixpath.join(here, name)) for name in sorted(inner)]
+            items += [
+                _Item(source, entry["name"], target, posixpath.join(here, name), entry.get("size"))
+                for name, entry in sorted(files.items())
+                if name  # the folder itself, on storage where a folder may be a file too
+            ]
     for item in items:
         if item.source is item.target and item.source_path == item.target_path:
             raise OSError(f"{item.source_path}: source and destination are the same file")
