@@ -10,35 +10,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from xds.arrays import Destination
-from xds.backend import Backend, Handle
+from xds.async_reads import cat_many_async, read_bytes_async
 from xds.interrupt import in_thread
 from xds.plan import resolve_range
-from xds.ranges import cat_many
-from xds.reads import TRANSFER_NBYTES, begin_one, empty_bytes, open_handle, read_bytes, unchanged
+from xds.reads import open_handle
 from xds.writable import WritableFileSystem
-
-
-async def read_bytes_async(backend: Backend, handle: Handle, start: int, end: int) -> bytes:
-    """Return the bytes ``start`` to ``end`` (resolved: within the file); see :func:`xds.reads.read_bytes`."""
-    nbytes = end - start
-    if nbytes < TRANSFER_NBYTES:
-        return (await asyncio.to_thread(read_bytes, backend, handle, start, end))[0]
-    data, address = empty_bytes(nbytes)
-    transfer = await in_thread(backend.transfer, (handle,))
-    try:
-        begin_one(transfer, Destination(address, nbytes, None, None, data), start, nbytes)
-    except BaseException:
-        transfer.cancel()
-        raise
-    await transfer.wait_async()
-    await asyncio.to_thread(_check, handle)
-    return data
-
-
-def _check(handle: Handle) -> None:
-    with unchanged((handle,)):
-        pass
 
 
 class CoroutineFileSystem(WritableFileSystem):
@@ -105,7 +81,7 @@ class CoroutineFileSystem(WritableFileSystem):
         **kwargs: Any,
     ) -> list[Any]:
         names, bounds = self._ranges(paths, starts, ends)
-        return await in_thread(cat_many, self.backend, names, bounds, on_error)
+        return await cat_many_async(self.backend, names, bounds, on_error)
 
     async def _cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any

@@ -52,6 +52,18 @@ async def in_thread(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwa
         raise
 
 
+async def begin_in_thread(begin: Callable[[], _T], undo: Callable[[_T], object]) -> _T:
+    """As :func:`in_thread`, for what goes on when ``begin`` has returned: ``undo`` ends it if the coroutine cannot."""
+    work = asyncio.ensure_future(asyncio.to_thread(begin))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await drained(work)
+        if not work.cancelled() and work.exception() is None:
+            await drained(asyncio.ensure_future(asyncio.to_thread(undo, work.result())))
+        raise
+
+
 async def drained(work: asyncio.Future[Any]) -> None:
     """Wait until ``work`` has ended, well or not, however often the waiting coroutine is cancelled."""
     while not work.done():
