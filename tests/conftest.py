@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import tempfile
 import traceback
 import warnings
 
@@ -13,6 +14,9 @@ import pytest
 
 import xds
 from xds.engine import cuda
+
+# What Hugging Face libraries keep is not to be left in the user's folders; they look when they are imported.
+os.environ.setdefault("HF_HOME", f"{tempfile.gettempdir()}/xds-tests-huggingface-{os.getuid()}")
 
 # The tests in gpu/ need a GPU with CuPy, or the fake driver that test_gpu_twin gives them.
 if not os.environ.get("XDS_CUDA_LIBRARY") and not (cuda.device_count()[0] and importlib.util.find_spec("cupy")):

@@ -1,4 +1,4 @@
-"""Dask reads ``xds://`` in processes of its own, and gives the same name to the same work in each."""
+"""Dask reads ``xds://`` in processes of its own, and gives the same token to the same file in each."""
 
 from __future__ import annotations
 

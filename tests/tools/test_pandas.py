@@ -80,6 +80,36 @@ def test_to_csv(tmp_path, frame, moves, name):
     pandas.testing.assert_frame_equal(pandas.read_csv(tmp_path / name), frame)
 
 
+class Bad:
+    """Cannot be written."""
+
+    def __str__(self):
+        raise ZeroDivisionError
+
+
+@pytest.fixture
+def bad():
+    return pandas.DataFrame({"value": [*range(100000), Bad()]}, dtype=object)
+
+
+def test_a_to_parquet_that_fails_leaves_the_old_file(tmp_path, bad):
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"old")
+    with pytest.raises(Exception, match=r"Bad|int"):
+        bad.to_parquet(f"xds://{path}")
+    assert path.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_a_to_csv_that_fails_in_a_transaction_leaves_the_old_file(fs, tmp_path, bad):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError), fs.transaction:
+        bad.to_csv(f"xds://{path}")
+    assert path.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
 def test_a_missing_file_is_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         pandas.read_csv(f"xds://{tmp_path}/no.csv")

@@ -64,6 +64,20 @@ def test_save(fs, tmp_path, state, moves):
     same(torch.load(tmp_path / "saved.pt", weights_only=True), state)
 
 
+def test_a_save_that_is_interrupted_leaves_the_old_file(fs, tmp_path, state):
+    torch.save({"old": torch.ones(3)}, tmp_path / "model.pt")
+
+    def save():
+        with fs.open(str(tmp_path / "model.pt"), "wb") as file:
+            torch.save(state, file)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save()
+    same(torch.load(tmp_path / "model.pt", weights_only=True), {"old": torch.ones(3)})
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+
+
 def test_a_save_in_a_transaction_that_fails_leaves_the_old_file(fs, tmp_path, state):
     torch.save({"old": torch.ones(3)}, tmp_path / "model.pt")
 
