@@ -199,6 +199,39 @@ def test_traced_bytes_are_those_of_the_totals(fs, data_file):
     assert sum(event.nbytes for event in heard.ends("read")) == xds.stats()["nbytes"] - before
 
 
+def test_reads_that_come_as_futures(fs, data_file, tmp_path):
+    array = np.empty(2 << 20, np.uint8)
+    with xds.trace(heard := Heard()), fs.open(data_file) as file:
+        file.pread(array, 10).get()
+        future = file.pread(array)
+        assert len(heard.ends("read")) == 1
+        assert future.get() == future.get() == 2 << 20
+        assert [event.nbytes for event in heard.ends("read")] == [10, 2 << 20]
+        assert heard.ends("read")[-1].report is future.report
+        forgotten = file.pread(array)
+        del forgotten
+        gc.collect()
+        dropped = heard.ends("read")[-1]
+    assert isinstance(dropped, xds.Failed)
+    assert "nobody waited" in str(dropped.error)
+
+
+def test_writes(fs, tmp_path):
+    path = str(tmp_path / "out")
+    with xds.trace(heard := Heard()), xds.collect() as reports:
+        with fs.open(path, "wb") as file:
+            file.write(bytes(1 << 20))
+            file.pwrite(np.zeros(100, np.uint8), offset=7, require={"posting": "host"}).get()
+        fs.info(path)
+        fs.ls(str(tmp_path))
+    assert sum(event.nbytes for event in heard.ends("write")) == (1 << 20) + 100
+    assert {event.name for event in heard} == {"open", "write", "info", "list"}
+    assert {event.paths for event in heard.ends("write")} == {(path,)}
+    assert sum(report.nbytes for report in reports if report.operation == "write") == (1 << 20) + 100
+    starts = [event.number for event in heard if isinstance(event, xds.Started)]
+    assert sorted(starts) == sorted(event.number for event in heard if isinstance(event, xds.Complete))
+
+
 def test_a_failure_is_told_with_its_error(fs, tmp_path):
     path = tmp_path / "shrinks"
     path.write_bytes(bytes(1000))

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from xds.backend import Transfer
+from xds.errors import CancelledError
+from xds.observe import TRACE, Span
 
 
 class TransferFuture:
@@ -26,12 +28,14 @@ class TransferFuture:
         finish: Callable[[Transfer], Any] | None = None,
         report: Any = None,
         keepalive: object = None,
+        operation: str = "read",
     ) -> None:
         self._path, self._transfer, self._nbytes = path, transfer, nbytes
         self._finish, self._keepalive = finish, keepalive
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self.report = report
+        self._span = Span(operation, path, nbytes=nbytes) if transfer is not None and TRACE.callbacks else None
 
     def done(self) -> bool:
         """Return whether it has ended, well or not; never blocks."""
@@ -73,17 +77,30 @@ class TransferFuture:
     def _end(self, transfer: Transfer) -> None:
         try:
             self.report = self._finish(transfer) if self._finish is not None else transfer.wait()
+            self._tell(None)
         except OSError as error:
             self._error = error
-        except BaseException:
+            self._tell(error)
+        except BaseException as error:
             # Ctrl-C: no byte may move once the caller has control again.
             transfer.cancel()
             self._error = RuntimeError("the transfer was interrupted and cancelled")
+            self._tell(error)
             raise
         finally:
             self._transfer = self._finish = self._keepalive = None
+
+    def _tell(self, error: BaseException | None) -> None:
+        """Tell who traces how it ended."""
+        span, self._span = self._span, None
+        if span is not None and error is None:
+            span.report = self.report
+            span.complete()
+        elif span is not None and error is not None:
+            span.fail(error)
 
     def __del__(self) -> None:
         transfer = getattr(self, "_transfer", None)
         if transfer is not None:
             transfer.cancel()  # nobody would ever learn whether the bytes are good
+            self._tell(CancelledError(f"{self._path}: nobody waited for the transfer, so it was cancelled"))

@@ -414,7 +414,7 @@ class WriterFile(io.BufferedIOBase):
                 self.report = transfer.wait()
             return self.report
 
-        future = TransferFuture(self.path, transfer, nbytes, finish=finish, keepalive=memory)
+        future = TransferFuture(self.path, transfer, nbytes, finish=finish, keepalive=memory, operation="write")
         self._futures = [other for other in self._futures if not other.done()] + [future]
         return future
 
