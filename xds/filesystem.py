@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from glob import has_magic
 from typing import Any
 
 from fsspec.utils import tokenize
@@ -177,8 +178,22 @@ class StorageFileSystem(CoroutineFileSystem):
         return super().du(path, total=total, maxdepth=maxdepth, **kwargs)
 
     def expand_path(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> Any:
-        """Return the paths that match ``path``: a pattern, a folder, or a list of both."""
-        return super().expand_path(path, recursive=recursive, maxdepth=maxdepth, **kwargs)
+        """Return the paths that match ``path``: a pattern, a folder, or a list of both.
+
+        What looks like a pattern, matches nothing, and is there, is a name, as in a shell.
+        """
+        given = list(path) if isinstance(path, (list, tuple, set)) else [path]
+        names = [self._strip_protocol(one) for one in given]
+        literal = []
+        if not kwargs.get("assume_literal"):
+            literal = [name for name in names if has_magic(name) and self.exists(name) and not self.glob(name)]
+        if not literal:
+            return super().expand_path(path, recursive=recursive, maxdepth=maxdepth, **kwargs)
+        found = set(super().expand_path(literal, recursive, maxdepth, assume_literal=True, **kwargs))
+        others = [one for one, name in zip(given, names, strict=True) if name not in literal]
+        if others:
+            found |= set(super().expand_path(others, recursive=recursive, maxdepth=maxdepth, **kwargs))
+        return sorted(found)
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
         """Return the bytes of one file, or a dict of many."""

@@ -11,23 +11,44 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from glob import has_magic
 from typing import Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.utils import isfilelike
+from fsspec.implementations.local import LocalFileSystem, trailing_sep
+from fsspec.utils import isfilelike, other_paths
 
 from xds.base import BaseFileSystem
 from xds.interrupt import checkpoint
 
 _PIECE_NBYTES = 4 << 20
+_LOCAL = LocalFileSystem()
 
 
 def local_path(path: Any) -> str:
     """Return the name of a local file: ``~``, relative names and ``file://`` are understood."""
     name: str = LocalFileSystem._strip_protocol(path)
     return name
+
+
+def literal_pairs(
+    fs: Any, path: Any, target: Any, is_dir: Callable[[Any], bool], recursive: bool, maxdepth: int | None
+) -> tuple[list[str], list[str]] | None:
+    """Return sources and targets of a copy if ``path`` looks like a pattern, but is there and matches nothing else.
+
+    As a shell does it; fsspec would say that ``a[1].txt`` does not exist.
+    """
+    if not isinstance(path, str) or not isinstance(target, str) or not has_magic(path):
+        return None
+    name = fs._strip_protocol(path)
+    if not fs.exists(name) or not set(fs.glob(path)) <= {name}:
+        return None
+    names = [name]
+    if fs.isdir(name):
+        names = fs.find(name, maxdepth=maxdepth, withdirs=True) if recursive else []
+    into = (trailing_sep(target) or is_dir(target)) and not trailing_sep(path)
+    return names, other_paths(names, target, exists=into) if names else []
 
 
 class WritableFileSystem(BaseFileSystem):
@@ -142,6 +163,8 @@ class WritableFileSystem(BaseFileSystem):
     def copy(self, path1: Any, path2: Any, recursive: bool = False, **kwargs: Any) -> None:
         """Copy files and, with ``recursive``, folders, as ``cp`` does."""
         self._writing("copy to", path2)
+        pairs = literal_pairs(self, path1, path2, self.isdir, recursive, kwargs.get("maxdepth"))
+        path1, path2 = pairs or (path1, path2)
         super().copy(path1, path2, recursive=recursive, **kwargs)
 
     def touch(self, path: Any, truncate: bool = True, **kwargs: Any) -> None:
@@ -205,6 +228,8 @@ class WritableFileSystem(BaseFileSystem):
     def put(self, lpath: Any, rpath: Any, recursive: bool = False, **kwargs: Any) -> None:
         """Copy local files here."""
         self._writing("write", rpath)
+        pairs = literal_pairs(_LOCAL, lpath, rpath, self.isdir, recursive, kwargs.get("maxdepth"))
+        lpath, rpath = pairs or (lpath, rpath)
         super().put(lpath, rpath, recursive=recursive, **kwargs)
 
     def get_file(
@@ -240,6 +265,9 @@ class WritableFileSystem(BaseFileSystem):
 
     def get(self, rpath: Any, lpath: Any, recursive: bool = False, **kwargs: Any) -> None:
         """Copy files to local paths."""
+        local = local_path(lpath) + "/" * trailing_sep(lpath) if isinstance(lpath, str) else lpath
+        pairs = literal_pairs(self, rpath, local, _LOCAL.isdir, recursive, kwargs.get("maxdepth"))
+        rpath, lpath = pairs or (rpath, lpath)
         super().get(rpath, lpath, recursive=recursive, **kwargs)
 
 
