@@ -125,6 +125,8 @@ def test_a_write_that_fails_discards_the_file(fs, old, kind, monkeypatch):
     assert caught.value.filename == str(old)
     monkeypatch.undo()
     # The caller who ignores that must hear of it again, and the old file stays.
+    with pytest.raises(OSError, match="earlier"):
+        file.write(b"more")
     with pytest.raises(OSError, match="discarded"):
         file.close()
     file.close()
