@@ -132,6 +132,8 @@ class WritableFileSystem(BaseFileSystem):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
         if is_folder and f"{new}/".startswith(f"{old}/") and new != old:
             raise shutil.Error(f"Cannot move a directory '{old}' into itself '{new}'.")
+        if is_folder and not self.exists(self._parent(new)):
+            self.makedirs(self._parent(new), exist_ok=True)  # of folders alone, as shutil.move does it
         self.info(old)  # raises for what is not there, whatever stands in the way of the new name
         backend.rename(old, new)
 
