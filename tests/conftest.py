@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import tempfile
 import traceback
 import warnings
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 import xds
 from xds.engine import cuda
+
+# What Hugging Face libraries keep is not to be left in the user's folders; they look when they are imported.
+os.environ.setdefault("HF_HOME", f"{tempfile.gettempdir()}/xds-tests-huggingface-{os.getuid()}")
 
 _HERE = Path(__file__).parent
 

@@ -61,7 +61,7 @@ def test_version_and_help(capfd):
     assert (code, out) == (0, f"xds {importlib.metadata.version('xpu-direct-storage')}\n")
     code, out, _ = call(capfd, "--help")
     assert code == 0
-    for name in ("ls", "stat", "cat", "load", "doctor"):
+    for name in ("ls", "stat", "cat", "cp", "find", "du", "load", "doctor"):
         assert name in out
     assert "130 interrupted" in out
 

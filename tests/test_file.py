@@ -24,7 +24,8 @@ from xds.errors import (
     RequirementError,
     ShortReadError,
 )
-from xds.file import ReadFuture, StorageFile
+from xds.file import StorageFile
+from xds.futures import TransferFuture
 from xds.report import ReadReport
 
 CACHES = ["none", "readahead", "bytes", "blockcache", "background", "mmap", "first", "all"]
@@ -267,7 +268,7 @@ def test_pread(fs, data_file, content, nbytes):
     with fs.open(data_file) as file:
         array = np.zeros(nbytes, np.uint8)
         future = file.pread(array, offset=5)
-        assert isinstance(future, ReadFuture)
+        assert isinstance(future, TransferFuture)
         got = future.get()
         assert got == min(nbytes, len(content) - 5) == future.get() == future.result(1) == future.result()
         assert future.done()

@@ -31,6 +31,7 @@ from xds.errors import (
     XdsError,
 )
 from xds.filesystem import StorageFileSystem, XdsFileSystem
+from xds.writable import WritableFileSystem
 
 BOUND = st.one_of(st.none(), st.integers(-30, 30), st.integers(-(1 << 70), 1 << 70))
 SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -620,15 +621,31 @@ def test_a_coroutine_never_blocks_the_loop(data_file):
 
 WRITERS = {
     "mkdir": ("/a",), "makedirs": ("/a",), "makedir": ("/a",), "mkdirs": ("/a",), "rmdir": ("/a",), "rm": ("/a",),
-    "rm_file": ("/a",), "delete": ("/a",), "cp_file": ("/a", "/b"), "copy": ("/a", "/b"), "cp": ("/a", "/b"),
+    "rm_file": ("/a",), "mv_file": ("/a", "/b"), "delete": ("/a",),
+    "cp_file": ("/a", "/b"), "copy": ("/a", "/b"), "cp": ("/a", "/b"),
     "mv": ("/a", "/b"), "move": ("/a", "/b"), "rename": ("/a", "/b"), "put": ("/a", "/b"), "put_file": ("/a", "/b"),
     "upload": ("/a", "/b"), "pipe": ("/a", b""), "pipe_file": ("/a", b""), "touch": ("/a",),
     "write_text": ("/a", ""), "write_bytes": ("/a", b""),
 }  # fmt: skip
 
 
+class ReadOnlyBackend:
+    """Has what reads, and nothing else."""
+
+    def __init__(self, real):
+        self.info, self.ls, self.open, self.transfer = real.info, real.ls, real.open, real.transfer
+
+
+@pytest.fixture
+def read_only_fs(fs):
+    other = XdsFileSystem(skip_instance_cache=True)
+    other.backend = ReadOnlyBackend(fs.backend)
+    return other
+
+
 @pytest.mark.parametrize("name", WRITERS)
-def test_writers_raise_at_once(fs, name):
+def test_writers_raise_at_once(read_only_fs, name):
+    fs = read_only_fs
     with pytest.raises(ReadOnlyError, match="xds:// only reads") as caught:
         getattr(fs, name)(*WRITERS[name])
     assert caught.value.errno == errno.EROFS
@@ -639,7 +656,14 @@ def test_writers_raise_at_once(fs, name):
             asyncio.run(coroutine(*WRITERS[name]))
 
 
-def test_pipe_of_many_and_transactions(fs):
+def test_every_writer_of_the_class_is_refused():
+    # What is added later must be refused too.
+    own = {name for name in vars(WritableFileSystem) if not name.startswith("_")}
+    assert own - set(WRITERS) == {"get", "get_file"}
+
+
+def test_read_only_pipe_of_many_and_transactions(read_only_fs):
+    fs = read_only_fs
     with pytest.raises(ReadOnlyError):
         fs.pipe({"/a": b"", "/b": b""})
     with pytest.raises(ReadOnlyError), fs.transaction:
@@ -647,7 +671,8 @@ def test_pipe_of_many_and_transactions(fs):
 
 
 @pytest.mark.parametrize("mode", ["w", "wb", "a", "ab", "x", "xb", "r+", "r+b", "w+b"])
-def test_open_for_writing_raises_and_leaves_the_file(fs, data_file, content, mode):
+def test_read_only_open_for_writing_raises_and_leaves_the_file(read_only_fs, data_file, content, mode):
+    fs = read_only_fs
     with pytest.raises(ReadOnlyError):
         fs.open(data_file, mode)
     assert Path(data_file).read_bytes() == content

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,11 @@ def install(_: Sequence[str]) -> Outcome:
     extra = asked.stdout.strip()
     if extra and call(*pip, "--no-build-isolation", "-e", f".[{extra}]", quiet=True):
         notes.append(f"the extra {extra} cannot be installed: the GPU tests skip")
+    # One at a time, so that one that is missing takes no other along.
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    missing = [tool for tool in project["optional-dependencies"]["tools-test"] if call(*pip, tool, quiet=True)]
+    if missing:
+        notes.append(f"not installed: {', '.join(missing)}: the tests that need them skip")
     return Outcome("ok", "; ".join(notes))
 
 

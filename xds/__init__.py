@@ -13,31 +13,49 @@ if TYPE_CHECKING:
     from xds.checkpoint import load as load
     from xds.checkpoint import open_checkpoint as open_checkpoint
     from xds.filesystem import XdsFileSystem as XdsFileSystem
+    from xds.observe import Complete as Complete
+    from xds.observe import Failed as Failed
+    from xds.observe import Started as Started
+    from xds.observe import collect as collect
+    from xds.observe import trace as trace
+    from xds.observe import trace_nvtx as trace_nvtx
     from xds.report import ReadReport as ReadReport
 
     __version__: str
 
 __all__ = [
+    "Complete",
+    "Failed",
     "ReadReport",
+    "Started",
     "XdsFileSystem",
     "__version__",
     "close",
+    "collect",
     "errors",
     "load",
     "open_checkpoint",
     "stats",
+    "trace",
+    "trace_nvtx",
 ]
 
 _HOMES = {
+    "Complete": "xds.observe",
+    "Failed": "xds.observe",
     "ReadReport": "xds.report",
+    "Started": "xds.observe",
     "XdsFileSystem": "xds.filesystem",
+    "collect": "xds.observe",
     "load": "xds.checkpoint",
     "open_checkpoint": "xds.checkpoint",
+    "trace": "xds.observe",
+    "trace_nvtx": "xds.observe",
 }
 
 
 def stats() -> dict[str, Any]:
-    """Return the sums over all reads of this process: reads, errors, bytes by posting, placement and method."""
+    """Return the sums of this process: reads, their bytes by posting, placement and method; writes, errors."""
     from xds.report import TOTALS
 
     return TOTALS.snapshot()

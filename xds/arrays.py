@@ -1,4 +1,4 @@
-"""Arrays of any framework as destinations: address, bytes, device, stream. Layer: file system.
+"""Arrays of any framework as memory to read into or write from: address, bytes, device, stream. Layer: file system.
 
 Imports no framework: an array of one can only exist when it is already imported. An array is asked for torch's own
 attributes, then DLPack, then ``__cuda_array_interface__`` (v3), then the buffer protocol. The element type is of no
@@ -28,7 +28,7 @@ _IMMUTABLE = {"jax": "JAX", "jaxlib": "JAX", "tensorflow": "TensorFlow"}
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Memory that bytes can be read into.
+    """Memory that bytes can be read into, or (:func:`source`) written from.
 
     Attributes:
         address: first byte; a device address if ``device`` is not ``None``. 0 if ``nbytes`` is 0.
@@ -58,12 +58,29 @@ def destination(array: Any, *, stream: Any = None) -> Destination:
         ArrayError: read-only, not C-contiguous, managed memory, or no array at all.
         ForkedProcessError: GPU memory, in a process forked after its parent used the GPU.
     """
-    if isinstance(array, np.ndarray):
-        return _numpy(array)
-    if isinstance(array, (bytearray, memoryview)):
-        return _buffer(array)
+    return _memory(array, stream, writable=True)
+
+
+def source(array: Any, *, stream: Any = None) -> Destination:
+    """Return the memory of ``array`` for reading: as :func:`destination`, but read-only arrays are welcome too.
+
+    Raises:
+        ArrayError: not C-contiguous, managed memory, or no array at all.
+        ForkedProcessError: as of :func:`destination`.
+    """
     try:
-        return _of_framework(array, stream)
+        return _memory(array, stream, writable=False)
+    except ArrayError as error:
+        raise ArrayError(error.message.replace("cannot read into", "cannot write from", 1)) from error
+
+
+def _memory(array: Any, stream: Any, *, writable: bool) -> Destination:
+    if isinstance(array, np.ndarray):
+        return _numpy(array, writable)
+    if isinstance(array, (bytearray, memoryview, bytes)):
+        return _buffer(array, writable)
+    try:
+        return _of_framework(array, stream, writable)
     except RuntimeError:
         # Each framework has words of its own for a GPU that cannot be used after a fork.
         from xds.engine import cuda
@@ -73,9 +90,9 @@ def destination(array: Any, *, stream: Any = None) -> Destination:
         raise
 
 
-def _of_framework(array: Any, stream: Any) -> Destination:
+def _of_framework(array: Any, stream: Any, writable: bool) -> Destination:
     framework = type(array).__module__.partition(".")[0]
-    if framework in _IMMUTABLE:
+    if writable and framework in _IMMUTABLE:
         _refuse(
             array,
             f"{_IMMUTABLE[framework]} arrays are immutable: nothing may be read into one that exists. Read into a "
@@ -85,10 +102,10 @@ def _of_framework(array: Any, stream: Any) -> Destination:
     if torch is not None and isinstance(array, torch.Tensor):
         return _torch(array, torch, stream)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        return _dlpack(array, stream)
+        return _dlpack(array, stream, writable)
     if hasattr(array, "__cuda_array_interface__"):
-        return _cuda_array_interface(array, stream)
-    return _buffer(array)
+        return _cuda_array_interface(array, stream, writable)
+    return _buffer(array, writable)
 
 
 def _refuse(array: Any, why: str) -> NoReturn:
@@ -107,11 +124,11 @@ def _refuse_managed(array: Any) -> NoReturn:
     _refuse(array, "it is managed (unified) memory, which may move while bytes arrive; allocate plain device memory")
 
 
-def _numpy(array: np.ndarray[Any, Any]) -> Destination:
+def _numpy(array: np.ndarray[Any, Any], writable: bool) -> Destination:
     flags = array.flags
     if not flags.c_contiguous:
         _refuse_layout(array)
-    if not flags.writeable:
+    if writable and not flags.writeable:
         _refuse_read_only(array)
     if array.dtype.hasobject:
         _refuse(array, "its elements are Python objects, not bytes")
@@ -119,21 +136,26 @@ def _numpy(array: np.ndarray[Any, Any]) -> Destination:
     return Destination(array.__array_interface__["data"][0] if nbytes else 0, nbytes, None, None, array)
 
 
-def _buffer(array: Any) -> Destination:
+def _buffer(array: Any, writable: bool) -> Destination:
     try:
         view = memoryview(array)
     except TypeError:
         _refuse(array, "it has neither DLPack nor __cuda_array_interface__ nor the buffer protocol")
     except BufferError as error:
         _refuse(array, f"it gives no buffer: {error}")
-    if view.readonly:
+    if writable and view.readonly:
         _refuse_read_only(array)
     if not view.c_contiguous:
         _refuse_layout(array)
     if "O" in view.format:
         _refuse(array, "its elements are Python objects, not bytes")
     # The view is kept: while it lives, a bytearray cannot be resized away under the read.
-    address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes else 0
+    if not view.nbytes:
+        address = 0
+    elif view.readonly:
+        address = np.frombuffer(view.cast("B"), np.uint8).__array_interface__["data"][0]
+    else:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(view))
     return Destination(address, view.nbytes, None, None, (array, view))
 
 
@@ -227,7 +249,7 @@ _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
-def _dlpack(array: Any, stream: Any) -> Destination:
+def _dlpack(array: Any, stream: Any, writable: bool) -> Destination:
     kind, ordinal = (int(value) for value in array.__dlpack_device__())
     if kind == _DL_CUDA_MANAGED:
         _refuse_managed(array)
@@ -245,9 +267,9 @@ def _dlpack(array: Any, stream: Any) -> Destination:
         tensor = _DLManagedTensor.from_address(_capsule_pointer(capsule, b"dltensor")).tensor
     else:
         _refuse(array, "__dlpack__ gave no DLPack capsule, or one that was used already")
-    if flags & _DL_READ_ONLY:
+    if writable and flags & _DL_READ_ONLY:
         _refuse_read_only(array)
-    if flags & _DL_IS_COPIED:
+    if writable and flags & _DL_IS_COPIED:
         _refuse(array, "__dlpack__ gave a copy: what is read would never reach the array")
     if tensor.device_type == _DL_CUDA_MANAGED:
         _refuse_managed(array)
@@ -292,13 +314,13 @@ def _is_c_contiguous(shape: list[int], strides: list[int], itemsize: int) -> boo
     return True
 
 
-def _cuda_array_interface(array: Any, stream: Any) -> Destination:
+def _cuda_array_interface(array: Any, stream: Any, writable: bool) -> Destination:
     # numba's interface for CUDA arrays, version 3.
     interface = array.__cuda_array_interface__
     if interface.get("mask") is not None:
         _refuse(array, "it has a mask; read into the plain array behind it")
     address, read_only = interface["data"]
-    if read_only:
+    if writable and read_only:
         _refuse_read_only(array)
     try:
         dtype = np.dtype(interface["typestr"])

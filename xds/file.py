@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import io
 import operator
-import threading
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from fsspec.core import caches
 
-from xds.arrays import Destination, destination
+from xds.arrays import destination
 from xds.errors import ArrayError, RangeError
-from xds.reads import begin_one, is_small, read_bytes, read_into
+from xds.futures import TransferFuture
+from xds.reads import begin_one, is_small, open_handle, read_bytes, read_into, unchanged
 
 if TYPE_CHECKING:
     from xds.backend import Backend, Handle, Transfer
@@ -65,7 +64,7 @@ class StorageFile(io.BufferedIOBase):
         self._details: dict[str, Any] | None = None
         self._line_start, self._line = 0, b""
         self.loc = 0
-        self._handle = self._backend.open(path)
+        self._handle = open_handle(self._backend, path)
         self.size = self._handle.nbytes
         self.cache = caches[cache_type](self.blocksize, self._fetch_range, self.size, **self.cache_options)
 
@@ -158,7 +157,7 @@ class StorageFile(io.BufferedIOBase):
             raise ValueError(f"whence must be 0, 1 or 2, not {whence!r}")
         position = operator.index(loc) + (0, self.loc, self.size)[whence]
         if position < 0:
-            raise ValueError(f"{self.path}: seek to {position}, before the start of the file")
+            raise RangeError(f"{self.path}: seek to {position}, before the start of the file")
         self.loc = position
         return position
 
@@ -247,7 +246,7 @@ class StorageFile(io.BufferedIOBase):
         *,
         stream: Any = None,
         require: Mapping[str, str] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float | None = None,
     ) -> int:
         """Fill ``array`` from the position; return bytes read, fewer than its size only at the end of the file.
 
@@ -257,8 +256,9 @@ class StorageFile(io.BufferedIOBase):
         Args:
             array: C-contiguous and writable: NumPy, CuPy, torch, DLPack, ``__cuda_array_interface__``, or any buffer.
             stream: CUDA stream behind which the read is ordered (see :func:`xds.arrays.destination`).
-            require: ``{"posting": ..., "placement": ...}``: raise instead of reading another way.
-            timeout_s: longest time without progress.
+            require: ``{"posting": ..., "placement": ...}``: raise instead of reading another way; the file system's
+                option if ``None``.
+            timeout_s: longest time without progress; the file system's option if ``None``.
 
         Raises:
             ArrayError: the array cannot be filled.
@@ -266,6 +266,7 @@ class StorageFile(io.BufferedIOBase):
             FileChangedError: the file moved since it was opened.
         """
         handle = self._open_handle()
+        require, timeout_s = self.fs.transfer_options(require, timeout_s)
         target = destination(array, stream=stream)
         nbytes = max(0, min(target.nbytes, self.size - self.loc))
         if self._cached and not require and is_small(target, nbytes) and nbytes:
@@ -289,8 +290,8 @@ class StorageFile(io.BufferedIOBase):
         *,
         stream: Any = None,
         require: Mapping[str, str] | None = None,
-        timeout_s: float = 60.0,
-    ) -> ReadFuture:
+        timeout_s: float | None = None,
+    ) -> TransferFuture:
         """Begin to read at ``offset`` into the first bytes of ``array``; the position of the file stays.
 
         Args:
@@ -305,6 +306,7 @@ class StorageFile(io.BufferedIOBase):
             A future; small reads into host memory are done when it is returned.
         """
         handle = self._open_handle()
+        require, timeout_s = self.fs.transfer_options(require, timeout_s)
         target = destination(array, stream=stream)
         offset = operator.index(offset)
         wanted = target.nbytes if nbytes is None else operator.index(nbytes)
@@ -315,92 +317,21 @@ class StorageFile(io.BufferedIOBase):
         wanted = max(0, min(wanted, self.size - offset))
         if is_small(target, wanted) and not require:
             report = read_into(self._backend, handle, target, offset, wanted)
-            return ReadFuture(self, handle, None, wanted, report)
+            self.report = report
+            return TransferFuture(self.path, None, wanted, report=report)
         transfer = self._backend.transfer((handle,), device=target.device, require=require, timeout_s=timeout_s)
         try:
             begin_one(transfer, target, offset, wanted)
         except BaseException:
             transfer.cancel()
             raise
-        return ReadFuture(self, handle, transfer, wanted, None, keepalive=target)
 
+        def finish(transfer: Transfer) -> ReadReport:
+            with unchanged((handle,)):
+                self.report = transfer.wait()
+            return self.report
 
-class ReadFuture:
-    """A read on its way (:meth:`StorageFile.pread`). Safe for many threads.
-
-    Attributes:
-        report: how the bytes travelled; ``None`` until :meth:`get` or :meth:`result` has returned.
-    """
-
-    def __init__(
-        self,
-        file: StorageFile,
-        handle: Handle,
-        transfer: Transfer | None,
-        nbytes: int,
-        report: ReadReport | None,
-        *,
-        keepalive: Destination | None = None,
-    ) -> None:
-        self._file, self._handle, self._transfer = file, handle, transfer
-        self._nbytes, self._keepalive = nbytes, keepalive
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
-        self.report = report
-        if report is not None:
-            file.report = report
-
-    def done(self) -> bool:
-        """Return whether the read has ended, well or not; never blocks."""
-        transfer = self._transfer
-        return transfer is None or transfer.done()
-
-    def get(self) -> int:
-        """Wait, and return bytes read: fewer than asked for only at the end of the file. Raises what failed."""
-        with self._lock:
-            if self._transfer is not None:
-                self._finish(self._transfer)
-            if self._error is not None:
-                raise self._error
-            return self._nbytes
-
-    def result(self, timeout: float | None = None) -> int:
-        """As :meth:`get`, but wait ``timeout`` seconds at most.
-
-        Raises:
-            TimeoutError: the read still runs, and goes on.
-        """
-        if timeout is not None:
-            deadline = time.monotonic() + timeout
-            pause_s = 50e-6
-            while not self.done():
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    raise TimeoutError(f"{self._file.path}: the read still runs after {timeout} s; it goes on")
-                time.sleep(min(pause_s, left_s))
-                pause_s = min(2 * pause_s, 2e-3)
-        return self.get()
-
-    def _finish(self, transfer: Transfer) -> None:
-        from xds.reads import unchanged
-
-        try:
-            with unchanged((self._handle,)):
-                self.report = self._file.report = transfer.wait()
-        except OSError as error:
-            self._error = error
-        except BaseException:
-            # Ctrl-C: no byte may come into the array once the caller has control again.
-            transfer.cancel()
-            self._error = RuntimeError("the read was interrupted and cancelled")
-            raise
-        finally:
-            self._transfer = self._keepalive = None
-
-    def __del__(self) -> None:
-        transfer = getattr(self, "_transfer", None)
-        if transfer is not None:
-            transfer.cancel()  # nobody would ever learn whether the bytes are good
+        return TransferFuture(self.path, transfer, wanted, finish=finish, keepalive=target)
 
 
 def _reopen(fs: StorageFileSystem, path: str, options: dict[str, Any], loc: int) -> StorageFile:

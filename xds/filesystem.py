@@ -1,102 +1,68 @@
-"""fsspec's file systems: one shared base, one small class a protocol. Layer: file system.
-
-Backends are found by entry point (group ``xds.backends``, under the protocol's name) and never imported by name.
+"""fsspec's file systems: one shared base, one small class a protocol. Layer: file system; knows no backend by name.
 
 fsspec gives an :class:`~fsspec.asyn.AsyncFileSystem` synchronous methods that hop over an event loop, wherever the
 class has the default ones. Here each is defined, hence none hops: a small read costs microseconds, and an instance
-that came through a fork still reads. The coroutines run the same methods in threads.
+that came through a fork still reads. What writes is in :mod:`xds.writable`, the coroutines are in
+:mod:`xds.coroutines`, the options in :mod:`xds.options`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
-import functools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from glob import has_magic
+from typing import Any
 
 from fsspec.utils import tokenize
 
 from xds import url
-from xds.backend import Backend
-from xds.distributions import clash
-from xds.errors import XdsError
+from xds.coroutines import CoroutineFileSystem
 from xds.file import StorageFile
+from xds.observe import TRACE, Span
 from xds.plan import resolve_range
 from xds.ranges import Bounds, cat_many, readinto_many
-from xds.readonly import ReadOnlyFileSystem
-from xds.reads import read_bytes
+from xds.reads import open_handle, read_bytes
 from xds.report import ReadReport
+from xds.wrapped_file import TextFile, closing_both
+from xds.writer_file import WriterFile, write_mode
 
 _NOT_FOUND = (FileNotFoundError, NotADirectoryError)
 
 
-def _entry_points(protocol: str) -> list[EntryPoint]:
-    """Return the entry points of a backend; our own distribution is asked first: asking all of them takes long."""
-    with contextlib.suppress(PackageNotFoundError):
-        own = distribution("xpu-direct-storage").entry_points.select(group="xds.backends", name=protocol)
-        if own:
-            return list(own)
-    return list(entry_points(group="xds.backends", name=protocol))
-
-
-@functools.cache
-def _backend_class(protocol: str) -> Callable[..., Backend]:
-    found = _entry_points(protocol)
-    reason = "no entry point of the group xds.backends has this name"
-    if found:
-        try:
-            return cast("Callable[..., Backend]", found[0].load())
-        except (ImportError, AttributeError) as error:
-            reason = f"{found[0].value} cannot be loaded: {error}"
-    advice = clash() or "install the package that brings it again"
-    raise XdsError(f"there is no backend for {protocol}://: {reason}; {advice}")
-
-
-class StorageFileSystem(ReadOnlyFileSystem):
-    """Base of all protocols of XDS: reads only, listings never cached, one instance for all threads.
+class StorageFileSystem(CoroutineFileSystem):
+    """Base of all protocols of XDS: listings never cached, one instance for all threads.
 
     A subclass says ``protocol`` and whether URLs name a host (``authority``). All options of fsspec's file systems are
-    accepted.
+    accepted, and those that nobody knows.
+
+    Args:
+        auto_mkdir: make the folders above a file that is opened for writing, touched, copied or moved to.
+        block_size: default of :meth:`open`: block of the cache for reading, buffer for writing; bytes.
+        cache_type: default of :meth:`open`; a cache of fsspec, ``none`` by default.
+        fsync: what must be on the storage when a file is closed: ``none``, ``data`` (bytes), ``full`` (name too).
+        require: default of all reads and writes of arrays: ``{"posting": ..., "placement": ...}``.
+        timeout_s: default of all reads and writes of arrays: longest time without progress.
     """
 
-    protocol = "abstract"
-    cachable = True
-    #: Whether URLs name a host, which then is the first part of each path.
-    authority = False
-
-    def __init__(self, *args: Any, **storage_options: Any) -> None:
-        super().__init__(*args, **storage_options)
-
-    @functools.cached_property
-    def backend(self) -> Backend:
-        """What reads; made at first use."""
-        return _backend_class(type(self).protocol)()
-
     # Names.
-
-    @classmethod
-    def _strip_protocol(cls, path: Any) -> Any:
-        if isinstance(path, (list, tuple)):
-            return [cls._strip_protocol(one) for one in path]
-        return url.strip(cls.protocol, path, authority=cls.authority)
-
-    def unstrip_protocol(self, name: str) -> str:
-        """Return the URL of a path."""
-        return url.unstrip(type(self).protocol, name, authority=type(self).authority)
 
     def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
         """Return name, size, type, mtime, created, mode, ino, nlink, uid, gid, islink, identity of ``path``.
 
         Links are followed (``islink``, ``destination``); the type of a link that leads nowhere is ``link``.
         """
-        return self.backend.info(self._strip_protocol(path))
+        name = self._strip_protocol(path)
+        if not TRACE.callbacks:
+            return self.backend.info(name)
+        with Span("info", name):
+            return self.backend.info(name)
 
     def ls(self, path: Any, detail: bool = True, **kwargs: Any) -> list[Any]:
         """Return the entries of a folder, sorted by name, or the entry of a file; names only without ``detail``."""
-        entries = self.backend.ls(self._strip_protocol(path))
+        name = self._strip_protocol(path)
+        with Span("list", name) if TRACE.callbacks else contextlib.nullcontext():
+            entries = self.backend.ls(name)
         return entries if detail else [entry["name"] for entry in entries]
 
     def exists(self, path: Any, **kwargs: Any) -> bool:
@@ -212,22 +178,63 @@ class StorageFileSystem(ReadOnlyFileSystem):
         return super().du(path, total=total, maxdepth=maxdepth, **kwargs)
 
     def expand_path(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> Any:
-        """Return the paths that match ``path``: a pattern, a folder, or a list of both."""
-        return super().expand_path(path, recursive=recursive, maxdepth=maxdepth, **kwargs)
+        """Return the paths that match ``path``: a pattern, a folder, or a list of both.
+
+        What looks like a pattern, matches nothing, and is there, is a name, as in a shell.
+        """
+        given = list(path) if isinstance(path, (list, tuple, set)) else [path]
+        names = [self._strip_protocol(one) for one in given]
+        literal = []
+        if not kwargs.get("assume_literal"):
+            literal = [name for name in names if has_magic(name) and self.exists(name) and not self.glob(name)]
+        if not literal:
+            return super().expand_path(path, recursive=recursive, maxdepth=maxdepth, **kwargs)
+        found = set(super().expand_path(literal, recursive, maxdepth, assume_literal=True, **kwargs))
+        others = [one for one, name in zip(given, names, strict=True) if name not in literal]
+        if others:
+            found |= set(super().expand_path(others, recursive=recursive, maxdepth=maxdepth, **kwargs))
+        return sorted(found)
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
         """Return the bytes of one file, or a dict of many."""
         return super().cat(path, recursive=recursive, on_error=on_error, **kwargs)
 
-    def get_file(self, rpath: Any, lpath: Any, **kwargs: Any) -> None:
-        """Copy one file to a local path or file object."""
-        super().get_file(rpath, lpath, **kwargs)
-
-    def get(self, rpath: Any, lpath: Any, recursive: bool = False, **kwargs: Any) -> None:
-        """Copy files to local paths."""
-        super().get(rpath, lpath, recursive=recursive, **kwargs)
-
     # Bytes.
+
+    def open(
+        self,
+        path: Any,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: Mapping[str, Any] | None = None,
+        compression: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Open a file.
+
+        Args:
+            path: taken by the letter.
+            mode: ``r``, ``w``, ``x``, ``a``, with ``+`` and ``b`` or ``t`` as of :func:`open`. ``w`` and ``x`` show
+                nothing under the name before the close; a ``with`` block that ends by an exception leaves the old
+                file. ``a`` and ``r+`` change the file in place.
+            block_size: bytes of a block of the cache, or of the buffer for writing.
+            cache_options: as of the cache of fsspec.
+            compression: name of a codec of fsspec, or ``infer``.
+            kwargs: ``cache_type``; ``autocommit``, ``fsync`` and ``permissions`` for writing; ``encoding``,
+                ``errors`` and ``newline`` for text.
+        """
+        text = {name: kwargs.pop(name) for name in ("encoding", "errors", "newline") if name in kwargs}
+        is_text = "b" not in mode
+        binary = mode.replace("t", "") + "b" if is_text else mode
+        name = self._strip_protocol(path)
+        autocommit = kwargs.pop("autocommit", not self._intrans)
+        file: Any = self._open(name, binary, block_size, autocommit, cache_options, **kwargs)
+        # fsspec's own rule of what belongs to a transaction.
+        if not autocommit and "r" not in binary:
+            self.transaction.files.append(file)
+        if compression is not None:
+            file = closing_both(file, compression, name, binary)
+        return TextFile(file, **text) if is_text else file
 
     def _open(
         self,
@@ -238,16 +245,29 @@ class StorageFileSystem(ReadOnlyFileSystem):
         cache_options: Mapping[str, Any] | None = None,
         cache_type: str | None = None,
         **kwargs: Any,
-    ) -> StorageFile:
-        if mode != "rb":
-            if set(mode) & set("wax+"):
-                self._read_only("open for writing", path)
-            raise ValueError(f"mode {mode!r}: must be 'r' or 'rb'")
-        return StorageFile(self, path, mode, block_size, cache_type or "none", cache_options)
+    ) -> StorageFile | WriterFile:
+        if block_size is None or str(block_size) == "default":
+            block_size = self.block_size
+        if mode == "rb":
+            return StorageFile(self, path, mode, block_size, cache_type or self.cache_type, cache_options)
+        writing = write_mode(mode)
+        self._writing("open for writing", path)
+        if writing[0] != "r":
+            self._make_parent(path)
+        # What is changed in place ("r+") belongs to no transaction of fsspec.
+        return WriterFile(
+            self,
+            path,
+            writing,
+            autocommit=autocommit or writing[0] == "r",
+            block_size=block_size,
+            fsync=kwargs.get("fsync", self.fsync),
+            permissions=kwargs.get("permissions"),
+        )
 
     def cat_file(self, path: Any, start: Any = None, end: Any = None, **kwargs: Any) -> bytes:
         """Return ``data[start:end]`` of a file, with Python's slice rules for all integers and ``None``."""
-        handle = self.backend.open(self._strip_protocol(path))
+        handle = open_handle(self.backend, self._strip_protocol(path))
         try:
             low, high = resolve_range(start, end, handle.nbytes)
             return read_bytes(self.backend, handle, low, high)[0]
@@ -305,7 +325,7 @@ class StorageFileSystem(ReadOnlyFileSystem):
         *,
         stream: Any = None,
         require: Mapping[str, str] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float | None = None,
     ) -> ReadReport:
         """Fill each array with ``data[start:end]`` of its path.
 
@@ -318,8 +338,9 @@ class StorageFileSystem(ReadOnlyFileSystem):
             arrays: one a range, exactly of its size; host and GPU arrays may be mixed. See
                 :func:`xds.arrays.destination`. No two may overlap.
             stream: CUDA stream that orders the reads into GPU arrays.
-            require: ``{"posting": ..., "placement": ...}``: raise instead of reading another way.
-            timeout_s: longest time without progress.
+            require: ``{"posting": ..., "placement": ...}``: raise instead of reading another way; the file system's
+                option if ``None``.
+            timeout_s: longest time without progress; the file system's option if ``None``.
 
         Returns:
             One report over all ranges.
@@ -331,65 +352,8 @@ class StorageFileSystem(ReadOnlyFileSystem):
             RequirementError: ``require`` cannot be met.
         """
         names, bounds = self._ranges(paths, starts, ends)
+        require, timeout_s = self.transfer_options(require, timeout_s)
         return readinto_many(self.backend, names, bounds, arrays, stream=stream, require=require, timeout_s=timeout_s)
-
-    # Coroutines: the same methods, in threads.
-
-    async def _info(self, path: Any, **kwargs: Any) -> dict[str, Any]:
-        return await asyncio.to_thread(self.info, path, **kwargs)
-
-    async def _ls(self, path: Any, detail: bool = True, **kwargs: Any) -> list[Any]:
-        return await asyncio.to_thread(self.ls, path, detail, **kwargs)
-
-    async def _exists(self, path: Any, **kwargs: Any) -> bool:
-        return await asyncio.to_thread(self.exists, path, **kwargs)
-
-    async def _isfile(self, path: Any) -> bool:
-        return await asyncio.to_thread(self.isfile, path)
-
-    async def _isdir(self, path: Any) -> bool:
-        return await asyncio.to_thread(self.isdir, path)
-
-    async def _size(self, path: Any) -> int | None:
-        return await asyncio.to_thread(self.size, path)
-
-    async def _sizes(self, paths: Iterable[Any], **kwargs: Any) -> list[int | None]:
-        return await asyncio.to_thread(self.sizes, paths)
-
-    async def _cat_file(self, path: Any, start: Any = None, end: Any = None, **kwargs: Any) -> bytes:
-        return await asyncio.to_thread(self.cat_file, path, start, end, **kwargs)
-
-    async def _cat_ranges(self, paths: list[Any], starts: Any, ends: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        kwargs.pop("batch_size", None)
-        return await asyncio.to_thread(self.cat_ranges, paths, starts, ends, *args, **kwargs)
-
-    async def _cat(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("batch_size", None)
-        return await asyncio.to_thread(self.cat, path, *args, **kwargs)
-
-    async def _get_file(self, rpath: Any, lpath: Any, **kwargs: Any) -> None:
-        await asyncio.to_thread(self.get_file, rpath, lpath, **kwargs)
-
-    async def _get(self, rpath: Any, lpath: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs.pop("batch_size", None)
-        await asyncio.to_thread(self.get, rpath, lpath, *args, **kwargs)
-
-    async def _walk(self, path: Any, *args: Any, **kwargs: Any) -> AsyncIterator[tuple[str, Any, Any]]:
-        steps = self.walk(path, *args, **kwargs)
-        while (step := await asyncio.to_thread(next, steps, None)) is not None:
-            yield step
-
-    async def _find(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.to_thread(self.find, path, *args, **kwargs)
-
-    async def _glob(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.to_thread(self.glob, path, *args, **kwargs)
-
-    async def _du(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.to_thread(self.du, path, *args, **kwargs)
-
-    async def _expand_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        return await asyncio.to_thread(self.expand_path, path, *args, **kwargs)
 
 
 class XdsFileSystem(StorageFileSystem):

@@ -11,6 +11,7 @@ from typing import Any
 from xds.arrays import Destination, destination
 from xds.backend import Backend, Handle, Transfer
 from xds.errors import ArrayError
+from xds.observe import TRACE, Span
 from xds.plan import resolve_range, segments
 from xds.reads import (
     TRANSFER_NBYTES,
@@ -18,6 +19,7 @@ from xds.reads import (
     host_view,
     is_small,
     merge,
+    open_handle,
     read_bytes,
     read_small,
     small_report,
@@ -29,36 +31,21 @@ from xds.report import TOTALS, ReadReport
 Bounds = tuple[Any, Any]
 
 #: Place in the result, handle, resolved start and end.
-_Range = tuple[int, Handle, int, int]
+Range = tuple[int, Handle, int, int]
 
 
 def cat_many(backend: Backend, names: Sequence[str], bounds: Sequence[Bounds], on_error: str) -> list[Any]:
     """Return the bytes of each range; see :meth:`xds.filesystem.StorageFileSystem.cat_ranges`."""
     if on_error not in ("return", "raise"):
         raise ValueError(f"on_error={on_error!r}: must be 'return' or 'raise'")
-    out: list[Any] = [None] * len(names)
+    handles, failed = open_many(backend, names, on_error)
     with contextlib.ExitStack() as stack:
-        handles: dict[str, Handle] = {}
-        failed: dict[str, OSError] = {}
-        for name in dict.fromkeys(names):
-            try:
-                handles[name] = backend.open(name)
-            except OSError as error:
-                if on_error == "raise":
-                    raise
-                failed[name] = error
-            else:
-                stack.callback(handles[name].close)
-        todo = []
-        for index, (name, (start, end)) in enumerate(zip(names, bounds, strict=True)):
-            if name in failed:
-                out[index] = failed[name]
-            else:
-                todo.append((index, handles[name], *resolve_range(start, end, handles[name].nbytes)))
+        for handle in handles.values():
+            stack.callback(handle.close)
+        out, todo = resolve_many(names, bounds, handles, failed)
         if len(todo) > 1:
-            is_wide = sum(high - low for _, _, low, high in todo) >= TRANSFER_NBYTES
             try:
-                filled = _cat_transfer(backend, todo) if is_wide else _cat_small(todo)
+                filled = cat_batch(backend, todo)
             except OSError:
                 if on_error == "raise":
                     raise
@@ -77,7 +64,47 @@ def cat_many(backend: Backend, names: Sequence[str], bounds: Sequence[Bounds], o
     return out
 
 
-def _cat_small(todo: Sequence[_Range]) -> dict[int, bytes]:
+def open_many(backend: Backend, names: Sequence[str], on_error: str) -> tuple[dict[str, Handle], dict[str, OSError]]:
+    """Open each file once; return the handles, which are the caller's, and what failed (``on_error="return"``)."""
+    handles: dict[str, Handle] = {}
+    failed: dict[str, OSError] = {}
+    for name in dict.fromkeys(names):
+        try:
+            handles[name] = open_handle(backend, name)
+        except OSError as error:
+            if on_error == "raise":
+                for handle in handles.values():
+                    handle.close()
+                raise
+            failed[name] = error
+    return handles, failed
+
+
+def resolve_many(
+    names: Sequence[str], bounds: Sequence[Bounds], handles: Mapping[str, Handle], failed: Mapping[str, OSError]
+) -> tuple[list[Any], list[Range]]:
+    """Return the list of results, with the errors of files that could not be opened, and what is to be read."""
+    out: list[Any] = [failed.get(name) for name in names]
+    todo = [
+        (index, handles[name], *resolve_range(start, end, handles[name].nbytes))
+        for index, (name, (start, end)) in enumerate(zip(names, bounds, strict=True))
+        if name in handles
+    ]
+    return out, todo
+
+
+def cat_batch(backend: Backend, todo: Sequence[Range]) -> dict[int, bytes]:
+    """Return the bytes of each range, read together."""
+    nbytes = sum(high - low for _, _, low, high in todo)
+    is_wide = nbytes >= TRANSFER_NBYTES
+    if not TRACE.callbacks:
+        return (_cat_transfer(backend, todo) if is_wide else _cat_small(todo))[0]
+    with Span("read", *dict.fromkeys(handle.path for _, handle, _, _ in todo), nbytes=nbytes) as span:
+        filled, span.report = _cat_transfer(backend, todo) if is_wide else _cat_small(todo)
+    return filled
+
+
+def _cat_small(todo: Sequence[Range]) -> tuple[dict[int, bytes], ReadReport]:
     """Return the bytes of each range, read by the calling thread."""
     begin = time.perf_counter()
     filled: dict[int, bytes] = {}
@@ -88,12 +115,18 @@ def _cat_small(todo: Sequence[_Range]) -> dict[int, bytes]:
             read_small(handle, memoryview(buffer), low)
             filled[index] = bytes(buffer)
             nbytes += high - low
-    small_report(nbytes, begin, len(todo))
-    return filled
+    return filled, small_report(nbytes, begin, len(todo))
 
 
-def _cat_transfer(backend: Backend, todo: Sequence[_Range]) -> dict[int, bytes]:
+def _cat_transfer(backend: Backend, todo: Sequence[Range]) -> tuple[dict[int, bytes], ReadReport]:
     """Return the bytes of each range, moved by one transfer."""
+    filled, transfer, handles = begin_batch(backend, todo)
+    with unchanged(handles), transfer:
+        return filled, transfer.wait()
+
+
+def begin_batch(backend: Backend, todo: Sequence[Range]) -> tuple[dict[int, bytes], Transfer, list[Handle]]:
+    """Begin one transfer of all ranges; return what it fills, itself, and the files whose bytes it brings."""
     handles = list(dict.fromkeys(handle for _, handle, _, _ in todo))
     places = {handle: place for place, handle in enumerate(handles)}
     rows = []
@@ -107,10 +140,14 @@ def _cat_transfer(backend: Backend, todo: Sequence[_Range]) -> dict[int, bytes]:
             rows.append((low, nbytes, address, places[handle], 0))
     batch = segments(len(rows))
     batch[:] = rows
-    with unchanged(handles), backend.transfer(handles) as transfer:
+    transfer = backend.transfer(handles)
+    try:
         transfer.add(batch, keepalive=filled)
-        transfer.wait()
-    return filled
+        transfer.seal()
+    except BaseException:
+        transfer.cancel()
+        raise
+    return filled, transfer, handles
 
 
 @contextlib.contextmanager
@@ -133,6 +170,22 @@ def readinto_many(
     timeout_s: float = 60.0,
 ) -> ReadReport:
     """Fill each array with its range; see :meth:`xds.filesystem.StorageFileSystem.readinto_ranges`."""
+    if not TRACE.callbacks:
+        return _readinto_many(backend, names, bounds, arrays, stream, require, timeout_s)
+    with Span("read", *dict.fromkeys(names)) as span:
+        report = span.report = _readinto_many(backend, names, bounds, arrays, stream, require, timeout_s)
+        return report
+
+
+def _readinto_many(
+    backend: Backend,
+    names: Sequence[str],
+    bounds: Sequence[Bounds],
+    arrays: Sequence[Any],
+    stream: Any,
+    require: Mapping[str, str] | None,
+    timeout_s: float,
+) -> ReadReport:
     begin = time.perf_counter()
     if len(arrays) != len(names):
         raise ValueError(f"{len(arrays)} arrays for {len(names)} paths")
@@ -142,7 +195,7 @@ def readinto_many(
         handles: dict[str, Handle] = {}
         for name in names:
             if name not in handles:
-                handles[name] = backend.open(name)
+                handles[name] = open_handle(backend, name)
                 stack.callback(handles[name].close)
         offsets = []
         for index, (name, (start, end), target) in enumerate(zip(names, bounds, targets, strict=True)):

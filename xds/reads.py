@@ -15,6 +15,7 @@ from typing import Any
 from xds.arrays import Destination
 from xds.backend import Backend, Handle, Transfer
 from xds.errors import ShortReadError
+from xds.observe import TRACE, Span
 from xds.plan import segments
 from xds.report import TOTALS, ReadReport
 
@@ -33,7 +34,15 @@ _bytes_address.argtypes = (ctypes.py_object,)
 _view_of_memory = ctypes.pythonapi.PyMemoryView_FromMemory
 _view_of_memory.restype = ctypes.py_object
 _view_of_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-_WRITABLE = 0x200  # PyBUF_WRITE, object.h
+_READABLE, _WRITABLE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE, object.h
+
+
+def open_handle(backend: Backend, path: str) -> Handle:
+    """Open ``path`` for reading; raises what :meth:`xds.backend.Backend.open` raises."""
+    if not TRACE.callbacks:
+        return backend.open(path)
+    with Span("open", path):
+        return backend.open(path)
 
 
 def small_report(nbytes: int, begin: float, commands: int = 1) -> ReadReport:
@@ -71,6 +80,14 @@ def read_bytes(backend: Backend, handle: Handle, start: int, end: int) -> tuple[
         FileChangedError: the file moved since it was opened.
         ShortReadError: it holds fewer bytes than its size says.
     """
+    if not TRACE.callbacks:
+        return _read_bytes(backend, handle, start, end)
+    with Span("read", handle.path, nbytes=end - start) as span:
+        data, span.report = _read_bytes(backend, handle, start, end)
+        return data, span.report
+
+
+def _read_bytes(backend: Backend, handle: Handle, start: int, end: int) -> tuple[bytes, ReadReport]:
     nbytes = end - start
     if nbytes >= TRANSFER_NBYTES:
         data, address = empty_bytes(nbytes)
@@ -107,6 +124,22 @@ def read_into(
     timeout_s: float = 60.0,
 ) -> ReadReport:
     """Read ``nbytes`` at ``offset`` (resolved: within the file) into the first bytes of ``target``."""
+    if not TRACE.callbacks:
+        return _read_into(backend, handle, target, offset, nbytes, require, timeout_s)
+    with Span("read", handle.path, nbytes=nbytes) as span:
+        report = span.report = _read_into(backend, handle, target, offset, nbytes, require, timeout_s)
+        return report
+
+
+def _read_into(
+    backend: Backend,
+    handle: Handle,
+    target: Destination,
+    offset: int,
+    nbytes: int,
+    require: Mapping[str, str] | None,
+    timeout_s: float,
+) -> ReadReport:
     if is_small(target, nbytes) and not require:
         begin = time.perf_counter()
         _read_checked(handle, host_view(target, nbytes), offset)
@@ -124,6 +157,14 @@ def host_view(target: Destination, nbytes: int) -> memoryview:
     if nbytes == 0:
         return memoryview(bytearray())
     view: memoryview = _view_of_memory(target.address, nbytes, _WRITABLE)
+    return view
+
+
+def view_of(memory: Destination, nbytes: int) -> memoryview:
+    """Return the first ``nbytes`` of host memory as a view for reading, valid while ``memory`` is held."""
+    if nbytes == 0:
+        return memoryview(b"")
+    view: memoryview = _view_of_memory(memory.address, nbytes, _READABLE)
     return view
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """How the bytes of one read travelled.
+    """How the bytes of one read or write travelled.
 
     Attributes:
         nbytes: bytes delivered.
@@ -54,37 +54,82 @@ class ReadReport:
         return asdict(self)
 
 
+class Reports(list[Any]):
+    """Reports in the order in which their reads and writes ended.
+
+    Attributes:
+        errors: reads and writes that failed; they have no report.
+        owner: the thread that asked for them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors = 0
+        self.owner = threading.get_ident()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all reports together."""
+        return sum(report.nbytes for report in list(self))
+
+
 class Totals:
-    """Process-wide sums of all reports; one lock, no I/O under it."""
+    """Process-wide sums of all reports, and who collects them; one lock, no I/O under it."""
 
     def __init__(self) -> None:
         # Reentrant: a finalizer or a signal handler that counts may run inside.
         self._lock = threading.RLock()
+        self._collecting: tuple[Reports, ...] = ()
         self._clear()
 
     def after_fork(self) -> None:
-        """Take a new lock: the old one may be held by a thread that the child does not have."""
+        """Take a new lock: the old one may be held by a thread that the child does not have.
+
+        Nobody is left to read what those threads collect.
+        """
         self._lock = threading.RLock()
+        here = threading.get_ident()
+        self._collecting = tuple(reports for reports in self._collecting if reports.owner == here)
+
+    def collect(self, reports: Reports) -> None:
+        """Add all that ends from now on to ``reports`` too."""
+        with self._lock:
+            self._collecting = (*self._collecting, reports)
+
+    def release(self, reports: Reports) -> None:
+        """End what :meth:`collect` began."""
+        with self._lock:
+            self._collecting = tuple(other for other in self._collecting if other is not reports)
 
     def _clear(self) -> None:
         self._reads = 0
         self._errors = 0
         self._nbytes = 0
+        self._writes = 0
+        self._written_nbytes = 0
         self._by: dict[str, dict[str, int]] = {"posting": {}, "placement": {}, "method": {}}
 
     def add(self, report: ReadReport) -> None:
-        """Count one finished read."""
+        """Count one finished read or write."""
         with self._lock:
-            self._reads += 1
-            self._nbytes += report.nbytes
-            for key, sums in self._by.items():
-                for name, nbytes in getattr(report, key).items():
-                    sums[name] = sums.get(name, 0) + nbytes
+            if report.operation == "write":
+                self._writes += 1
+                self._written_nbytes += report.nbytes
+            else:
+                self._reads += 1
+                self._nbytes += report.nbytes
+                for key, sums in self._by.items():
+                    for name, nbytes in getattr(report, key).items():
+                        sums[name] = sums.get(name, 0) + nbytes
+            for reports in self._collecting:
+                reports.append(report)
 
     def add_error(self) -> None:
-        """Count one failed read."""
+        """Count one failed read or write."""
         with self._lock:
             self._errors += 1
+            for reports in self._collecting:
+                reports.errors += 1
 
     def reset(self) -> None:
         """Set all to zero."""
@@ -98,6 +143,8 @@ class Totals:
                 "reads": self._reads,
                 "errors": self._errors,
                 "nbytes": self._nbytes,
+                "writes": self._writes,
+                "written_nbytes": self._written_nbytes,
                 **{key: dict(sums) for key, sums in self._by.items()},
             }
 

@@ -27,6 +27,8 @@ from xds.checkpoint.selection import Names, Table, TensorInfo, distinct
 from xds.errors import DeviceMemoryError
 from xds.interop import Block, Framework, host, resolve
 from xds.interop import framework as find_framework
+from xds.observe import TRACE, Span
+from xds.reads import open_handle
 from xds.report import ReadReport
 
 Progress = Callable[[int, int], object]
@@ -88,6 +90,11 @@ class _Job:
     @property
     def nbytes(self) -> int:
         return int(self.table.nbytes.sum())
+
+    @property
+    def files(self) -> list[str]:
+        """The paths of the files that hold the tensors."""
+        return [self.table.files[number] for number in distinct(self.table.file)]
 
 
 class Checkpoint:
@@ -172,6 +179,14 @@ class Checkpoint:
         Arguments and errors as in :func:`load`.
         """
         job = self._job(names, device, framework, require, timeout_s)
+        if not TRACE.callbacks:
+            return self._load(job, progress)
+        with Span("load", *job.files, nbytes=job.nbytes) as span:
+            result = self._load(job, progress)
+            span.report = result.report
+            return result
+
+    def _load(self, job: _Job, progress: Progress | None) -> LoadResult:
         arrays: dict[str, Any] = {}
         with self._transfer(job) as transfer:
             started = _start(job, transfer)
@@ -207,6 +222,22 @@ class Checkpoint:
         return self._stream(self._job(names, device, framework, require, timeout_s))
 
     def _stream(self, job: _Job) -> Iterator[tuple[str, Any]]:
+        if not TRACE.callbacks:
+            yield from self._tensors(job, None)
+            return
+        span = Span("load", *job.files, nbytes=job.nbytes)
+        try:
+            yield from self._tensors(job, span)
+        except GeneratorExit:
+            span.nbytes = None  # the caller has had enough: how much had landed by then, nobody counts
+            span.complete()
+            raise
+        except BaseException as error:
+            span.fail(error)
+            raise
+        span.complete()
+
+    def _tensors(self, job: _Job, span: Span | None) -> Iterator[tuple[str, Any]]:
         with self._transfer(job) as transfer:
             started = dict(enumerate(_start(job, transfer)))
             while (number := transfer.next_ready()) is not None:
@@ -214,8 +245,10 @@ class Checkpoint:
                 self._check_unchanged(job.table.file[item.plan.first : item.plan.last])
                 yield from _arrays(job, item)
                 del item
-            transfer.wait()
+            report = transfer.wait()
             self._check_unchanged(job.table.file)
+            if span is not None:
+                span.report = report
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
@@ -327,7 +360,7 @@ def open_checkpoint(
     with contextlib.ExitStack() as stack:
         handles: list[Handle] = []
         for file in sources.files:
-            handle = backend.open(file)
+            handle = open_handle(backend, file)
             stack.callback(handle.close)
             handles.append(handle)
         headers = _read_headers(handles, max_header_nbytes)

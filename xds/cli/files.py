@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from xds.cli.errors import Attempts, echo, output
-from xds.cli.targets import human, print_json, progress, resolve
+from xds.cli.targets import complete, human, print_json, progress, resolve, shown
 
 _CHUNK_NBYTES = 8 << 20
 _TIMES = ("mtime", "LastModified", "created")
 
-Targets = Annotated[list[str], typer.Argument(metavar="URL...", help="URLs or paths.")]
+Targets = Annotated[list[str], typer.Argument(metavar="URL...", help="URLs or paths.", autocompletion=complete)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: an array, an entry a file.")]
 
 
@@ -24,12 +24,6 @@ def _when(moment: Any) -> str:
     if isinstance(moment, int | float):
         moment = datetime.datetime.fromtimestamp(moment, tz=datetime.UTC)
     return moment.strftime("%Y-%m-%d %H:%M:%S") if isinstance(moment, datetime.datetime) else "-"
-
-
-def _shown(name: str) -> str:
-    """Return ``name`` so that a terminal shows it on one line, whatever bytes it is made of."""
-    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-    return escaped.encode("utf-8", "backslashreplace").decode()
 
 
 def _entries(filesystem: Any, path: str) -> list[dict[str, Any]]:
@@ -50,17 +44,20 @@ def _line(entry: dict[str, Any]) -> str:
     size = human(entry["size"]) if entry.get("size") is not None else "-"
     moment = next((entry[key] for key in _TIMES if key in entry), None)
     text = f"{entry['type']:<9} {size:>10}  {_when(moment):<19}  {_name(entry)}"
-    return f"{text} -> {_shown(str(entry['destination']))}" if entry.get("destination") else text
+    return f"{text} -> {shown(str(entry['destination']))}" if entry.get("destination") else text
 
 
 def _name(entry: dict[str, Any]) -> str:
-    return _shown(str(entry["name"])) + ("/" if entry["type"] == "directory" else "")
+    return shown(str(entry["name"])) + ("/" if entry["type"] == "directory" else "")
 
 
 def ls(
     context: typer.Context,
     targets: Annotated[
-        list[str] | None, typer.Argument(metavar="[URL...]", help="URLs, paths or patterns; without any, this folder.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[URL...]", help="URLs, paths or patterns; without any, this folder.", autocompletion=complete
+        ),
     ] = None,
     long: Annotated[bool, typer.Option("--long", "-l", help="Type, size, time (UTC), where links lead.")] = False,
     for_people: Annotated[bool, typer.Option("-h", help="Sizes for people, as they are anyway.")] = False,
@@ -90,7 +87,7 @@ def _detail(key: str, value: Any) -> str:
         return f"{_when(value)} UTC"
     if key == "mode" and isinstance(value, int):
         return f"{status.filemode(value)} ({status.S_IMODE(value):04o})"
-    return _shown(str(value))
+    return shown(str(value))
 
 
 def stat(context: typer.Context, targets: Targets, json: Json = False) -> None:
@@ -135,6 +132,7 @@ def cat(
 
 
 def _copy(target: str, start: int | None, end: int | None) -> None:
+    from xds.errors import ShortReadError
     from xds.plan import resolve_range
 
     filesystem, path = resolve(target)
@@ -144,11 +142,13 @@ def _copy(target: str, start: int | None, end: int | None) -> None:
         total = stop - position
         left = total
         # A bar and the bytes on one terminal would make each other unreadable.
-        with progress(_shown(path), enabled=not sys.stdout.isatty() and total > _CHUNK_NBYTES) as update:
+        with progress(shown(path), enabled=not sys.stdout.isatty() and total > _CHUNK_NBYTES) as update:
             while left:
                 piece = file.read(min(left, _CHUNK_NBYTES))
                 if not piece:
-                    raise EOFError(f"{path}: ended {left} bytes before byte {stop}; it shrank while it was read")
+                    raise ShortReadError(
+                        f"{path}: ended {left} bytes before byte {stop}; it shrank while it was read", filename=path
+                    )
                 with output():
                     sys.stdout.buffer.write(piece)
                 left -= len(piece)

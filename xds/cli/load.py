@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from xds.cli.errors import echo
-from xds.cli.targets import human, print_json, progress, to_url
+from xds.cli.targets import complete, human, print_json, progress, to_url
 
 #: Loads of fewer bytes have no rate worth a line.
 _RATE_NBYTES = 1_000_000
@@ -108,7 +108,10 @@ def rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def load(
-    url: Annotated[str, typer.Argument(metavar="URL", help="A safetensors file, an index.json or a folder.")],
+    url: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="A safetensors file, an index.json or a folder.", autocompletion=complete),
+    ],
     device: Annotated[
         str | None,
         typer.Option(help="cpu, cuda, cuda:1 or 1. Without it: the GPU if there is one.", show_default=False),

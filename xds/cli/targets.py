@@ -30,6 +30,37 @@ def resolve(target: str) -> tuple[Any, str]:
     return fsspec.filesystem("xds"), str(Path(target).absolute())
 
 
+def complete(incomplete: str) -> list[str]:
+    """Return what a shell may complete ``incomplete`` to: names in the folder that it begins.
+
+    Nothing where that is the storage of others than ours, which may take long to answer.
+    """
+    import importlib.metadata
+
+    if protocols.of(incomplete) is not None:
+        ours = {entry.name for entry in importlib.metadata.entry_points(group="xds.backends")}
+        if incomplete.partition("://")[0] not in ours | {"file"}:
+            return []
+    folder, slash, begin = incomplete.rpartition("/")
+    try:
+        filesystem, path = resolve(f"{folder}{slash}" or ".")
+        entries = filesystem.ls(path, detail=True)
+    except Exception:  # whatever it is, there is nothing to offer
+        return []
+    names = []
+    for entry in entries:
+        name = entry["name"].rpartition("/")[2]
+        if name.startswith(begin) and (begin or not name.startswith(".")):
+            names.append(f"{folder}{slash}{name}" + ("/" if entry["type"] == "directory" else ""))
+    return names
+
+
+def shown(name: str) -> str:
+    """Return ``name`` so that a terminal shows it on one line, whatever bytes it is made of."""
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    return escaped.encode("utf-8", "backslashreplace").decode()
+
+
 def human(nbytes: int) -> str:
     """Return a size for people: ``90.9 MB``."""
     value = float(nbytes)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from xds.errors import ArgumentError, FileChangedError, RequirementError, XdsError
 
 if TYPE_CHECKING:
-    from xds.backend import Handle, Transfer
+    from xds.backend import Handle, Transfer, WriteMode, Writer
     from xds.plan import Segments
 
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -53,15 +53,61 @@ class DirectBackend:
                 which has bytes and a size of 0.
         """
         # Opening a device can have effects of its own (a tape rewinds), so the type is looked at before.
-        _check_type(os.stat(path), path)  # noqa: PTH116 (microseconds count)
-        descriptor = _Descriptor(os.open(path, _OPEN_FLAGS))
+        check_type(os.stat(path), path)  # noqa: PTH116 (microseconds count)
+        descriptor = Descriptor(os.open(path, _OPEN_FLAGS))
         status = os.fstat(descriptor.number)
-        _check_type(status, path)
+        check_type(status, path)
         if status.st_size == 0 and stat.S_ISREG(status.st_mode):
             _check_empty(descriptor, path)
         # io_uring answers EAGAIN for a descriptor with O_NONBLOCK; it was needed only in case of a FIFO.
         fcntl.fcntl(descriptor.number, fcntl.F_SETFL, 0)
         return LocalHandle(path, descriptor, status)
+
+    def create(self, path: str, *, mode: WriteMode, permissions: int | None = None, deferred: bool = False) -> Writer:
+        """Open for writing; see :meth:`xds.backend.WritingBackend.create`."""
+        from xds.direct import writer
+
+        return writer.create(path, mode, permissions, deferred)
+
+    def mkdir(self, path: str) -> None:
+        """Make one folder."""
+        os.mkdir(path)  # noqa: PTH102 (text)
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder."""
+        os.rmdir(path)  # noqa: PTH106 (text)
+
+    def rmtree(self, path: str) -> None:
+        """Remove a folder and all in it; raises ValueError for the current folder of this process."""
+        from xds.direct import names
+
+        names.rmtree(path)
+
+    def unlink(self, path: str) -> None:
+        """Remove a file or a link."""
+        os.unlink(path)  # noqa: PTH108 (text)
+
+    def rename(self, old: str, new: str, *, replace: bool = True) -> None:
+        """Rename; between file systems, copy, rename the copy, and remove the old."""
+        from xds.direct import names
+
+        names.rename(old, new, replace=replace)
+
+    def copy(self, old: str, new: str) -> None:
+        """Copy a file: a shared extent where the file system can, else by the kernel, else by hand."""
+        from xds.direct import names
+
+        source = self.open(old)
+        try:
+            names.copy(source, new)
+        finally:
+            source.close()
+
+    def touch(self, path: str, *, truncate: bool) -> None:
+        """Make an empty file, or set the times of what is there; ``truncate`` empties it."""
+        from xds.direct import names
+
+        names.touch(path, truncate=truncate)
 
     def transfer(
         self,
@@ -92,10 +138,10 @@ class DirectBackend:
             timeout_s=timeout_s,
             require_dma=require_dma,
         )
-        return _OpenWhile(transfer, descriptors)
+        return OpenWhile(transfer, descriptors)
 
 
-def check_require(require: Mapping[str, str] | None, *, device: int | None) -> None:
+def check_require(require: Mapping[str, str] | None, *, device: int | None, doing: str = "reads") -> None:
     """Raise unless a read by the host into host memory (``device`` ``None``) or GPU memory is what is required.
 
     ``dma`` into GPU memory depends on the file: the mover proves or refuses it.
@@ -110,9 +156,10 @@ def check_require(require: Mapping[str, str] | None, *, device: int | None) -> N
         if value not in _REQUIRE[key]:
             raise ArgumentError(f"require={{{key!r}: {value!r}}}: must be one of {', '.join(_REQUIRE[key])}")
         if value not in have[key]:
+            way = "into" if doing == "reads" else "from"
             where = "host memory" if device is None else f"the memory of cuda:{device}"
             raise RequirementError(
-                f"require={{{key!r}: {value!r}}} cannot be met: reads of xds:// into {where} have {key} "
+                f"require={{{key!r}: {value!r}}} cannot be met: {doing} of xds:// {way} {where} have {key} "
                 f"{have[key][0]!r}. Leave the requirement out, or require {key} {have[key][0]!r}"
             )
 
@@ -126,7 +173,7 @@ def _check_timeout(timeout_s: Any) -> None:
         raise ArgumentError(f"timeout_s={timeout_s!r}: must be a number of seconds above 0; math.inf for no limit")
 
 
-class _Descriptor:
+class Descriptor:
     """An open file descriptor that closes when the last one who uses it lets go.
 
     A read holds a reference for its duration, so that a close by another thread can neither pull the descriptor away
@@ -142,19 +189,21 @@ class _Descriptor:
         _close(self.number)
 
 
-class _OpenWhile:
+class OpenWhile:
     """A transfer that keeps its descriptors open until it has drained, whoever closes the handles meanwhile."""
 
-    def __init__(self, transfer: Transfer, descriptors: list[_Descriptor]) -> None:
+    def __init__(self, transfer: Transfer, descriptors: list[Descriptor]) -> None:
         self._transfer = transfer
         self._descriptors = descriptors
         self.seal = transfer.seal
         self.next_ready = transfer.next_ready
         self.wait = transfer.wait
+        self.wait_async = transfer.wait_async
         self.done = transfer.done
         self.cancel = transfer.cancel
 
     def add(self, segments: Segments, *, stream: int | None = None, keepalive: object = None) -> int:
+        """See :meth:`xds.backend.Transfer.add`."""
         # Even if this object is dropped, what still runs holds the descriptors.
         return self._transfer.add(segments, stream=stream, keepalive=(keepalive, self._descriptors))
 
@@ -171,13 +220,13 @@ class LocalHandle:
 
     __slots__ = ("_descriptor", "identity", "nbytes", "path")
 
-    def __init__(self, path: str, descriptor: _Descriptor, status: os.stat_result) -> None:
+    def __init__(self, path: str, descriptor: Descriptor, status: os.stat_result) -> None:
         self.path = path
-        self._descriptor: _Descriptor | None = descriptor
+        self._descriptor: Descriptor | None = descriptor
         self.identity = _identity(status, descriptor.number)
         self.nbytes = self.identity[2]
 
-    def descriptor(self) -> _Descriptor:
+    def descriptor(self) -> Descriptor:
         """Return the open descriptor; it stays open while the caller holds the result."""
         descriptor = self._descriptor
         if descriptor is None:
@@ -246,7 +295,8 @@ def _identity(status: os.stat_result, number: int) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, nbytes, status.st_mtime_ns
 
 
-def _check_type(status: os.stat_result, path: str) -> None:
+def check_type(status: os.stat_result, path: str) -> None:
+    """Raise unless it is a regular file or a block device."""
     mode = status.st_mode
     if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
         return
@@ -261,7 +311,7 @@ def _check_type(status: os.stat_result, path: str) -> None:
     )
 
 
-def _check_empty(descriptor: _Descriptor, path: str) -> None:
+def _check_empty(descriptor: Descriptor, path: str) -> None:
     """Raise for a regular file that has bytes although its size is 0, as those of ``/proc`` do."""
     try:
         empty = not os.pread(descriptor.number, 1, 0) or os.fstat(descriptor.number).st_size > 0
@@ -318,7 +368,7 @@ def _kind_and_size(status: os.stat_result, path: str) -> tuple[str, int | None]:
     if not stat.S_ISBLK(mode):
         return "other", status.st_size
     try:
-        descriptor = _Descriptor(os.open(path, _OPEN_FLAGS))
+        descriptor = Descriptor(os.open(path, _OPEN_FLAGS))
         return "file", os.lseek(descriptor.number, 0, os.SEEK_END)
     except OSError:
         return "file", None  # no permission, or no medium: the size is unknown, the entry is still there
