@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import operator
+import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from fsspec.core import caches
 
 from xds.arrays import Destination, destination
-from xds.errors import ArrayError, RangeError
-from xds.reads import begin_one, is_small, read_bytes, read_into
+from xds.errors import ArrayError, ForkedProcessError, RangeError
+from xds.reads import begin_one, host_view, is_small, read_bytes, read_into
 
 if TYPE_CHECKING:
     from xds.backend import Backend, Handle, Transfer
@@ -269,7 +270,7 @@ class StorageFile(io.BufferedIOBase):
         target = destination(array, stream=stream)
         nbytes = max(0, min(target.nbytes, self.size - self.loc))
         if self._cached and not require and is_small(target, nbytes) and nbytes:
-            memoryview(array).cast("B")[:nbytes] = self.cache._fetch(self.loc, self.loc + nbytes)
+            host_view(target, nbytes)[:] = self.cache._fetch(self.loc, self.loc + nbytes)
         else:
             self.report = read_into(
                 self._backend, handle, target, self.loc, nbytes, require=require, timeout_s=timeout_s
@@ -328,6 +329,9 @@ class StorageFile(io.BufferedIOBase):
 class ReadFuture:
     """A read on its way (:meth:`StorageFile.pread`). Safe for many threads.
 
+    It belongs to the process that began it: a forked child that inherits one sees a result that was there before the
+    fork, and else gets a ForkedProcessError.
+
     Attributes:
         report: how the bytes travelled; ``None`` until :meth:`get` or :meth:`result` has returned.
     """
@@ -342,6 +346,7 @@ class ReadFuture:
         *,
         keepalive: Destination | None = None,
     ) -> None:
+        self._pid = os.getpid()
         self._file, self._handle, self._transfer = file, handle, transfer
         self._nbytes, self._keepalive = nbytes, keepalive
         self._error: BaseException | None = None
@@ -350,19 +355,38 @@ class ReadFuture:
         if report is not None:
             file.report = report
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self._file.path}: a read on its way cannot be copied or pickled: read again instead")
+
     def done(self) -> bool:
         """Return whether the read has ended, well or not; never blocks."""
         transfer = self._transfer
+        if transfer is not None:
+            self._check_process()
         return transfer is None or transfer.done()
 
     def get(self) -> int:
         """Wait, and return bytes read: fewer than asked for only at the end of the file. Raises what failed."""
+        # A forked child must not wait for the lock: whoever held it is not there.
+        if self._pid != os.getpid():
+            if self._transfer is not None:
+                self._check_process()
+            return self._outcome()
         with self._lock:
             if self._transfer is not None:
                 self._finish(self._transfer)
-            if self._error is not None:
-                raise self._error
-            return self._nbytes
+            return self._outcome()
+
+    def _outcome(self) -> int:
+        if self._error is not None:
+            raise self._error
+        return self._nbytes
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedProcessError(
+                f"{self._file.path}: this read was begun by the parent process, where its bytes arrive; read again here"
+            )
 
     def result(self, timeout: float | None = None) -> int:
         """As :meth:`get`, but wait ``timeout`` seconds at most.
