@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.util
 import itertools
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +22,7 @@ import numpy as np
 import pytest
 from checkpoint_files import BITS, drop_cache, noise, stored_bytes, values, write
 
+from xds.arrays import destination
 from xds.checkpoint import TensorNotFoundError, layout, load, loader, open_checkpoint
 from xds.errors import ArgumentError, DeviceError, FileChangedError, RequirementError, ShortReadError
 from xds.interop import host
@@ -190,6 +194,36 @@ def test_close_twice_and_use_after_close(medium):
         checkpoint.stream(device="cpu")
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_checkpoint_is_not_copied(medium, copied):
+    """A copy would close the descriptors that the original, or somebody else, has by then."""
+    with open_checkpoint(medium[0]) as checkpoint:
+        with pytest.raises(TypeError, match="open it again by its URL"):
+            copied(checkpoint)
+        gc.collect()
+        same(checkpoint.load(device="cpu"), medium[1])
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loaded: pickle.loads(pickle.dumps(loaded))])
+def test_a_result_is_copied(medium, copied):
+    loaded = load(medium[0], device="cpu")
+    again = copied(loaded)
+    assert type(again) is type(loaded)
+    same(again, medium[1])
+    assert (again.dtypes, again.raw, again.metadata) == (loaded.dtypes, loaded.raw, loaded.metadata)
+    assert again.report.as_dict() == loaded.report.as_dict()
+    del loaded
+    gc.collect()
+    same(again, medium[1])
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_memory_that_is_known_by_its_address_is_not_copied(copied):
+    for thing in (NumpyFramework().empty_block(4096, None), destination(np.zeros(10))):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copied(thing)
+
+
 def test_open_leaves_no_descriptor(medium, tmp_path):
     (tmp_path / "bad.safetensors").write_bytes(b"\1")
     before = len(os.listdir("/proc/self/fd"))
@@ -283,7 +317,7 @@ def test_many_threads_on_one_checkpoint(medium):
 
 
 def test_more_than_the_host_has(medium, monkeypatch):
-    monkeypatch.setattr(host, "available_nbytes", lambda: 1000)
+    monkeypatch.setattr(host, "_rooms", lambda root, enough: iter([(1000, ""), (2000, " in a cgroup")]))
     total = sum(map(len, medium[1].values()))
     with pytest.raises(MemoryError, match=rf"8 tensors needs {total} bytes of host memory, 1000 are available"):
         load(medium[0], device="cpu")
@@ -362,11 +396,20 @@ def rewrite(path: Path) -> None:
     os.utime(path, ns=(1, 1))
 
 
+def rewrite_and_put_time_back(path: Path) -> None:
+    status = path.stat()
+    time.sleep(0.02)  # the clock of a file system ticks a few times in 10 ms
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"!")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 def remove(path: Path) -> None:
     path.unlink()
 
 
-CHANGES = [shrink, grow, replace, rewrite, remove]
+CHANGES = [shrink, grow, replace, rewrite, rewrite_and_put_time_back, remove]
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -205,6 +207,16 @@ def test_a_shard_in_a_folder_below(tmp_path):
         (b"{", "not valid JSON"),
         (b"\xff", "not valid JSON"),
         (b"[" * 200_000, "not valid JSON"),
+        (b'{"a":' * 200_000, "not valid JSON"),
+        (
+            b'{"metadata": {"total_size": ' + b"1" * 5000 + b'}, "weight_map": {"a": "m-1.safetensors"}}',
+            "not valid JSON",
+        ),
+        (b'\xef\xbb\xbf{"weight_map": {"a": "m-1.safetensors"}}', "not valid JSON"),
+        (b'{"weight_map": {"a": "\\ud800.safetensors"}}', r"'a' the file '\\ud800.safetensors'; expected the name"),
+        (b'{"weight_map": {"a": "\\udc80.safetensors"}}', "expected the name of a file beside the index"),
+        (b'{"weight_map": {"\\ud800": "m-1.safetensors"}}', r"tensor '\\ud800' is here, and it is not"),
+        (b'{"weight_map": {"' + b"n" * 100_000 + b'": 1}}', r"nnn\.\.\. \(100002 characters\) the file 1; expected"),
         (b"[]", "'weight_map'"),
         (b"{}", "'weight_map'"),
         (b'{"weight_map": {}}', "'weight_map'"),
@@ -219,6 +231,83 @@ def test_an_index_that_is_not_valid(sharded, text, words):
     with pytest.raises(CheckpointError, match=words) as caught:
         load(sharded, device="cpu")
     assert "model.safetensors.index.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shard", "words"),
+    [
+        ("m-1.safetensors/b.safetensors", "there is no .*m-1.safetensors/b.safetensors .Not a directory"),
+        ("n" * 5000 + ".safetensors", r"there is no .*\.\.\. .* .File name too long"),
+        ("loop.safetensors", "a link that leads nowhere"),
+        ("dangling.safetensors", "a link that leads nowhere"),
+        ("loop.safetensors/a.safetensors", "there is no .*loop.safetensors/a.safetensors .Too many levels"),
+        ("folder.safetensors", "a folder"),
+        ("fifo.safetensors", "no regular file"),
+        ("zero.safetensors", "no regular file"),
+        ("gone/a.safetensors", "there is no .*gone/a.safetensors"),
+    ],
+)
+def test_a_shard_that_is_no_file(sharded, shard, words):
+    (sharded / "loop.safetensors").symlink_to("loop.safetensors")
+    (sharded / "dangling.safetensors").symlink_to("nowhere")
+    (sharded / "zero.safetensors").symlink_to("/dev/zero")
+    (sharded / "folder.safetensors").mkdir()
+    os.mkfifo(sharded / "fifo.safetensors")
+    index = write_index(sharded, {"a": "m-1.safetensors", "b": shard})
+    with pytest.raises(CheckpointError, match=words) as caught:
+        load(sharded, device="cpu")
+    assert f"{index}: weight_map gives tensor 'b' the file '{shard[:100]}" in str(caught.value)
+    assert caught.value.filename == str(index)
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.timeout(60)
+def test_a_duplicate_among_many_names(sharded):
+    # A name that is looked for among all names before it takes minutes here.
+    names = ",".join(f'"t{number}":"m-1.safetensors"' for number in range(100_000))
+    (sharded / "model.safetensors.index.json").write_text(f'{{"weight_map":{{{names},"t99999":"m-1.safetensors"}}}}')
+    with pytest.raises(CheckpointError, match="duplicate key 't99999'"):
+        load(sharded, device="cpu")
+
+
+@pytest.mark.timeout(60)
+def test_an_index_of_many_shards(tmp_path):
+    # All of them but the last are one file, so that only the search for names counts.
+    shards = {f"t{number}": f"s{number:05}.safetensors" for number in range(20_000)}
+    write_index(tmp_path, {**shards, "last": "z.safetensors"})
+    first = tmp_path / "s00000.safetensors"
+    write(first, {"t0": u8(1)})
+    for shard in list(shards.values())[1:]:
+        (tmp_path / shard).symlink_to(first.name)
+    with pytest.raises(CheckpointError, match=r"'last' the file 'z\.safetensors', and there is no"):
+        load(tmp_path, device="cpu")
+
+
+def test_more_shards_than_files_may_be_open(tmp_path):
+    weight_map: dict[str, object] = {}
+    for number in range(40):
+        write(tmp_path / f"m-{number:03}.safetensors", {f"t{number}": u8(number)})
+        weight_map[f"t{number}"] = f"m-{number:03}.safetensors"
+    write_index(tmp_path, weight_map)
+    code = f"""
+import errno, os, resource, xds
+xds.open_checkpoint({str(tmp_path)!r}).close()
+used = max(map(int, os.listdir("/proc/self/fd")))
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, hard))
+before = os.listdir("/proc/self/fd")
+try:
+    xds.open_checkpoint({str(tmp_path)!r})
+except xds.errors.XdsError as error:
+    assert error.errno == errno.EMFILE, error
+    assert error.filename.endswith(".safetensors"), error.filename
+    words = ("model.safetensors.index.json has 40 files", f"this process may open {{used + 20}} in all", "ulimit -n")
+    assert all(word in str(error) for word in words), error
+    assert os.listdir("/proc/self/fd") == before
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
 
 
 def test_the_cache_of_hugging_face(sharded, tmp_path_factory):
@@ -240,7 +329,7 @@ def test_the_cache_of_hugging_face(sharded, tmp_path_factory):
 def test_a_link_that_leads_nowhere(sharded):
     (sharded / "m-2.safetensors").unlink()
     (sharded / "m-2.safetensors").symlink_to("blobs/gone")
-    with pytest.raises((FileNotFoundError, CheckpointError), match=r"m-2\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"'c' the file 'm-2\.safetensors', which is a link that leads nowhere"):
         load(sharded, device="cpu")
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from xds import cli
 from xds.cli import copy as copy_command
+from xds.cli import root
 from xds.cli.targets import complete
 
 XDS = [sys.executable, "-P", "-m", "xds.cli"]
@@ -24,7 +24,7 @@ BIG = bytes(range(256)) * (80 << 10)  # 20 MiB: several pieces
 
 
 def call(capfd, *arguments):
-    code = cli.run([str(word) for word in arguments])
+    code = root.run([str(word) for word in arguments])
     out, err = capfd.readouterr()
     return code, out, err
 
@@ -257,9 +257,9 @@ def test_find_with_options(capfd, tree, options, names, target):
 def test_find_of_a_file_and_with_nul(capfdbinary, tmp_path):
     odd = os.fsencode(tmp_path) + b"/new\nline\xff"
     Path(os.fsdecode(odd)).write_bytes(b"")
-    assert cli.run(["find", "-0", os.fsdecode(odd)]) == 0
+    assert root.run(["find", "-0", os.fsdecode(odd)]) == 0
     assert capfdbinary.readouterr().out == odd + b"\0"
-    assert cli.run(["find", "--type", "file", str(tmp_path)]) == 0
+    assert root.run(["find", "--type", "file", str(tmp_path)]) == 0
     assert capfdbinary.readouterr().out.count(b"\n") == 1
 
 
@@ -269,8 +269,8 @@ def test_what_cannot_be_listed_is_told_and_the_rest_is_found(capfd, tree, as_nob
         parent.chmod(0o755)
 
     def nobody():
-        assert cli.run(["find", str(tree)]) == 1
-        assert cli.run(["du", str(tree)]) == 1
+        assert root.run(["find", str(tree)]) == 1
+        assert root.run(["du", str(tree)]) == 1
 
     code = as_nobody(nobody)
     out, err = capfd.readouterr()
@@ -290,7 +290,7 @@ def test_a_folder_that_cannot_be_listed_is_not_left_out_of_a_copy(capfd, tree, m
         parent.chmod(0o755)
 
     def nobody():
-        assert cli.run(["cp", "-r", str(tree), "memory://partial"]) == 1
+        assert root.run(["cp", "-r", str(tree), "memory://partial"]) == 1
         assert not memory.exists("/partial")
 
     assert as_nobody(nobody) == 0

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import fcntl
+import gc
 import os
+import pickle
 import socket
 import threading
 import time
@@ -260,6 +263,17 @@ def test_unchanged_is_quiet(backend, data_file):
     handle.check_unchanged()
 
 
+def let_clock_tick(path):
+    """Wait until the file system's clock has left the time of the last change: it ticks a few times in 10 ms."""
+    other = Path(path + ".clock")
+    while True:
+        other.touch()
+        if other.stat().st_ctime_ns > Path(path).stat().st_ctime_ns:
+            break
+        time.sleep(0.001)
+    other.unlink()
+
+
 def shrink(path):
     os.truncate(path, 100)
 
@@ -273,6 +287,25 @@ def overwrite(path):
     with open(path, "r+b") as file:
         file.write(b"other")
     os.utime(path, ns=(0, 12345))
+
+
+def overwrite_and_put_time_back(path):
+    status = Path(path).stat()
+    with open(path, "r+b") as file:
+        file.write(b"other")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def to_the_end_of_time(path):
+    os.utime(path, ns=(0, 1 << 62))
+
+
+def change_mode(path):
+    Path(path).chmod(0o600)
+
+
+def link(path):
+    os.link(path, path + ".link")
 
 
 def replace(path):
@@ -291,12 +324,17 @@ def remove(path):
         (shrink, "changed to 100 bytes"),
         (grow, "changed to 3158077 bytes"),
         (overwrite, "modified 1970-01-01"),
+        (overwrite_and_put_time_back, "time was put back"),
+        (to_the_end_of_time, "changed to 3158073 bytes"),
+        (change_mode, "chmod"),
+        (link, "hard link"),
         (replace, "another file is there now"),
         (remove, "no longer there"),
     ],
 )
 def test_each_change_is_named(backend, data_file, content, change, words, closed):
     handle = backend.open(data_file)
+    let_clock_tick(data_file)
     change(data_file)
     if closed:
         handle.close()
@@ -307,6 +345,20 @@ def test_each_change_is_named(backend, data_file, content, change, words, closed
     assert f"{len(content)} bytes" in str(caught.value)
     assert caught.value.errno == errno.ESTALE
     handle.close()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_holds_a_descriptor_is_not_copied(backend, data_file, content, copied):
+    with contextlib.closing(backend.open(data_file)) as handle:
+        descriptor = handle.descriptor()
+        transfer = backend.transfer((handle,))
+        for thing in (handle, descriptor, transfer):
+            with pytest.raises(TypeError, match=r"cannot be copied or pickled.*(again|another)"):
+                copied(thing)
+        transfer.cancel()
+        gc.collect()
+        os.fstat(descriptor.number)
+        assert read(handle, 5, 10) == content[5:15]
 
 
 def test_close_twice_and_reads_after_it(backend, data_file):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import gc
 import io
@@ -12,6 +13,7 @@ import time
 import zipfile
 
 import fsspec
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from xds.errors import (
     ArrayError,
     FileChangedError,
+    ForkedProcessError,
     RangeError,
     RequirementError,
     ShortReadError,
@@ -117,6 +120,37 @@ def test_each_cache_of_fsspec_gives_the_same_bytes(fs, data_file, content, cache
             assert buffer[:got].tobytes() == content[offset : offset + nbytes]
         file.seek(3)
         assert file.read() == content[3:]
+
+
+class Exporter:
+    """An array that speaks DLPack alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **arguments):
+        return self.array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # as above
+@pytest.mark.parametrize("cache_type", CACHES)
+@pytest.mark.parametrize(
+    "dtype", ["u1", ">i4", "M8[ns]", "m8[s]", "U4", "g", "c16", "V5", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, "dl"]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 4)])
+def test_a_cache_fills_arrays_of_every_type(fs, data_file, content, cache_type, dtype, shape):
+    array = np.zeros(shape, np.float32 if dtype == "dl" else dtype)
+    with fs.open(data_file, cache_type=cache_type) as file:
+        file.seek(11)
+        assert file.readinto(Exporter(array) if dtype == "dl" else array) == array.nbytes
+        assert array.tobytes() == content[11 : 11 + array.nbytes]
+        file.seek(-5, 2)
+        room = np.zeros(8, "M8[ns]")
+        assert file.readinto(room) == 5
+        assert room.tobytes() == content[-5:] + bytes(59)
 
 
 def test_cache_settings(fs, data_file):
@@ -414,6 +448,75 @@ def test_a_dropped_future_cancels_its_read(slow):
     del future
     gc.collect()
     assert transfer.cancelled == 1
+
+
+def test_a_future_stays_in_its_process(slow, in_child):
+    """Also when another thread waits in it, and so holds its lock, at the time of the fork."""
+    file, transfer = slow
+    future = file.pread(np.zeros(2 << 20, np.uint8))
+    waiter = threading.Thread(target=future.get)
+    waiter.start()
+    while not future._lock.locked():
+        time.sleep(0.001)
+
+    def child():
+        for wait in (future.get, future.result, lambda: future.result(0.1), future.done):
+            with pytest.raises(ForkedProcessError, match="begun by the parent process"):
+                wait()
+
+    assert in_child(child) == 0
+    transfer.ended.set()
+    waiter.join()
+    assert future.get() == 2 << 20
+
+    def finished():
+        assert future.done()
+        assert future.get() == future.result(0) == 2 << 20
+
+    with future._lock:
+        assert in_child(finished) == 0
+
+
+def test_a_failure_stays_known_after_a_fork(slow, in_child):
+    file, transfer = slow
+    transfer.error = ShortReadError("ended early")
+    transfer.ended.set()
+    future = file.pread(np.zeros(2 << 20, np.uint8))
+    with pytest.raises(ShortReadError):
+        future.get()
+
+    def child():
+        with pytest.raises(ShortReadError, match="ended early"):
+            future.get()
+
+    assert in_child(child) == 0
+
+
+def test_a_real_read_stays_in_its_process(fs, data_file, content, in_child):
+    with fs.open(data_file) as file:
+        array = np.zeros(2 << 20, np.uint8)
+        future = file.pread(array)
+
+        def child():
+            with pytest.raises(ForkedProcessError):
+                future.get()
+            assert file.readinto(array) == 2 << 20
+
+        assert in_child(child) == 0
+        assert future.get() == 2 << 20
+        assert array.tobytes() == content[: 2 << 20]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_future_is_not_copied(slow, copied):
+    file, transfer = slow
+    future = file.pread(np.zeros(2 << 20, np.uint8))
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        copied(future)
+    gc.collect()
+    assert transfer.cancelled == 0
+    transfer.ended.set()
+    future.get()
 
 
 def test_the_array_is_held_until_done(slow):

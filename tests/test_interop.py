@@ -290,7 +290,6 @@ class TestGpu:
             assert isinstance(array, cupy.ndarray)
             assert array.dtype == (np.uint8 if raw else NUMPY[dtype])
             assert array.shape == ((len(data),) if raw else shape)
-            assert array.view(np.uint8).get().tobytes() == data if array.size and array.ndim else True
             assert cupy.asnumpy(array).tobytes() == data
             assert array.size == 0 or array.data.ptr % 256 == 0
         assert not {name for name in loaded.raw if BITS[content[name][0]] >= 16 and content[name][0] != "BF16"}

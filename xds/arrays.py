@@ -44,6 +44,10 @@ class Destination:
     stream: int | None
     keepalive: object
 
+    def __reduce__(self) -> NoReturn:
+        # A deep copy would hold a copy of the array, and the address of the first one.
+        raise TypeError("a Destination cannot be copied or pickled: ask for that of the array again")
+
 
 def destination(array: Any, *, stream: Any = None) -> Destination:
     """Return the memory of ``array``.

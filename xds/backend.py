@@ -17,7 +17,7 @@ class Handle(Protocol):
 
     path: str
     nbytes: int
-    #: Changes whenever the file's bytes may have changed (device, inode, size, modification time).
+    #: Changes whenever the file's bytes may have changed (device, inode, size, times of modification and change).
     identity: tuple[int, ...]
 
     def pread_into(self, view: memoryview, offset: int) -> int:

@@ -79,7 +79,7 @@ class ShortReadError(XdsError):
 
 
 class FileChangedError(XdsError):
-    """Size, modification time or inode of a file moved between open and the end of the read."""
+    """Size, times or inode of a file moved between open and the end of the read."""
 
     default_errno = _errno.ESTALE
 
@@ -113,7 +113,7 @@ class RequirementError(XdsError):
 
 
 class ForkedProcessError(XdsError):
-    """GPU work in a process forked after the GPU was used; start workers with spawn or forkserver."""
+    """GPU work in a child of a process that used the GPU (start it with spawn or forkserver), or a parent's read."""
 
     default_errno = _errno.EOPNOTSUPP
 

@@ -12,7 +12,7 @@ from fsspec.core import caches
 from xds.arrays import destination
 from xds.errors import ArrayError, RangeError
 from xds.futures import TransferFuture
-from xds.reads import begin_one, is_small, open_handle, read_bytes, read_into, unchanged
+from xds.reads import begin_one, host_view, is_small, open_handle, read_bytes, read_into, unchanged
 
 if TYPE_CHECKING:
     from xds.backend import Backend, Handle, Transfer
@@ -270,7 +270,7 @@ class StorageFile(io.BufferedIOBase):
         target = destination(array, stream=stream)
         nbytes = max(0, min(target.nbytes, self.size - self.loc))
         if self._cached and not require and is_small(target, nbytes) and nbytes:
-            memoryview(array).cast("B")[:nbytes] = self.cache._fetch(self.loc, self.loc + nbytes)
+            host_view(target, nbytes)[:] = self.cache._fetch(self.loc, self.loc + nbytes)
         else:
             self.report = read_into(
                 self._backend, handle, target, self.loc, nbytes, require=require, timeout_s=timeout_s

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from xds.backend import Transfer
-from xds.errors import CancelledError
+from xds.errors import CancelledError, ForkedProcessError
 from xds.observe import TRACE, Span
 
 
 class TransferFuture:
     """Bytes on their way between a file and an array. Safe for many threads.
+
+    It belongs to the process that began it: a forked child that inherits one sees a result that was there before the
+    fork, and else gets a ForkedProcessError.
 
     Attributes:
         report: how the bytes travelled; ``None`` until :meth:`get` or :meth:`result` has returned.
@@ -30,6 +34,7 @@ class TransferFuture:
         keepalive: object = None,
         operation: str = "read",
     ) -> None:
+        self._pid = os.getpid()
         self._path, self._transfer, self._nbytes = path, transfer, nbytes
         self._finish, self._keepalive = finish, keepalive
         self._error: BaseException | None = None
@@ -40,16 +45,35 @@ class TransferFuture:
     def done(self) -> bool:
         """Return whether it has ended, well or not; never blocks."""
         transfer = self._transfer
+        if transfer is not None:
+            self._check_process()
         return transfer is None or transfer.done()
 
     def get(self) -> int:
         """Wait, and return bytes moved: fewer than asked for only at the end of a file. Raises what failed."""
+        # A forked child must not wait for the lock: whoever held it is not there.
+        if self._pid != os.getpid():
+            if self._transfer is not None:
+                self._check_process()
+            return self._outcome()
         with self._lock:
             if self._transfer is not None:
                 self._end(self._transfer)
-            if self._error is not None:
-                raise self._error
-            return self._nbytes
+            return self._outcome()
+
+    def _outcome(self) -> int:
+        if self._error is not None:
+            raise self._error
+        return self._nbytes
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedProcessError(
+                f"{self._path}: this transfer was begun by the parent process, where it goes on; begin it again here"
+            )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self._path}: a transfer on its way cannot be copied or pickled: begin it again instead")
 
     def result(self, timeout: float | None = None) -> int:
         """As :meth:`get`, but wait ``timeout`` seconds at most.

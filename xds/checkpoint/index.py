@@ -6,18 +6,27 @@ Hugging Face the shards are links that lie beside the index, while the blobs the
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xds.backend import Backend
+from xds.backend import Backend, Handle
 from xds.checkpoint.safetensors import Header
-from xds.errors import CheckpointError, ShortReadError
+from xds.errors import CheckpointError, ShortReadError, XdsError
+from xds.reads import open_handle
 
 STANDARD_INDEX = "model.safetensors.index.json"
 _INDEX_SUFFIX = ".index.json"
 _MAX_INDEX_NBYTES = 256 << 20
+_KINDS = {"directory": "a folder", "link": "a link that leads nowhere"}
+#: The longest name shown whole in a message.
+_SHOWN = 300
+#: What the kernel says of a name that leads nowhere, or that it will not follow.
+_NO_SUCH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +102,22 @@ def _from_index(backend: Backend, path: str) -> Sources:
     weight_map = _weight_map(_read(backend, path), path)
     folder = path.rpartition("/")[0]
     shards = sorted(set(weight_map.values()))
+    # The first tensor of each file, for messages.
+    tensor_of = {shard: name for name, shard in reversed(weight_map.items())}
+
+    def where(shard: str) -> str:
+        return f"{path}: weight_map gives tensor {_shown(tensor_of[shard])} the file {_shown(shard)}"
+
     for shard in shards:
-        _check_shard(path, shard, weight_map)
-    missing = [shard for shard in shards if not _is_there(backend, _join(folder, shard))]
-    if missing:
-        count = f" ({len(missing)} of its {len(shards)} files are missing)" if len(shards) > 1 else ""
+        wrong = _wrong_name(shard)
+        if wrong is not None:
+            raise CheckpointError(f"{where(shard)}{wrong}", filename=path)
+    troubles = {shard: _trouble(backend, _join(folder, shard)) for shard in shards}
+    bad = [shard for shard in shards if troubles[shard]]
+    if bad:
+        count = f" ({len(bad)} of its {len(shards)} files are missing)" if len(shards) > 1 else ""
         raise CheckpointError(
-            f"{_given(path, missing[0], weight_map)}, and there is no {_join(folder, missing[0])}{count}; "
-            "copy or download what is missing",
-            filename=path,
+            f"{where(bad[0])}, {troubles[bad[0]]}{count}; copy or download what is missing", filename=path
         )
     position = {shard: number for number, shard in enumerate(shards)}
     return Sources(
@@ -112,7 +128,7 @@ def _from_index(backend: Backend, path: str) -> Sources:
 
 
 def _read(backend: Backend, path: str) -> bytearray:
-    handle = backend.open(path)
+    handle = open_handle(backend, path)
     try:
         if handle.nbytes > _MAX_INDEX_NBYTES:
             raise CheckpointError(
@@ -132,14 +148,18 @@ def _weight_map(text: bytearray, path: str) -> dict[str, str]:
     def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) != len(pairs):
-            names = [name for name, _ in pairs]
-            name = next(name for number, name in enumerate(names) if name in names[:number])
-            raise CheckpointError(f"{path}: duplicate key {name!r} in the index", filename=path)
+            seen: set[str] = set()
+            for name, _ in pairs:
+                if name in seen:
+                    raise CheckpointError(f"{path}: duplicate key {_shown(name)} in the index", filename=path)
+                seen.add(name)
         return members
 
     try:
         index = json.loads(text.decode(), object_pairs_hook=once)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:  # ValueError: also of a number of thousands of digits
         raise CheckpointError(f"{path}: the index is not valid JSON: {error}", filename=path) from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -149,30 +169,75 @@ def _weight_map(text: bytearray, path: str) -> dict[str, str]:
     for name, shard in weight_map.items():
         if not isinstance(shard, str):
             raise CheckpointError(
-                f"{path}: weight_map gives tensor {name!r} the file {shard!r}; expected a string", filename=path
+                f"{path}: weight_map gives tensor {_shown(name)} the file {_shown(shard)}; expected a string",
+                filename=path,
             )
     return weight_map
 
 
-def _is_there(backend: Backend, path: str) -> bool:
+def _shown(value: object) -> str:
+    return _short(repr(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+
+
+def _wrong_name(shard: str) -> str | None:
+    outside = shard.startswith("/") or ".." in shard.split("/") or not shard.strip("./")
+    if outside or "\0" in shard or not _is_text(shard):
+        return "; expected the name of a file beside the index"
+    return None if shard.endswith(".safetensors") else ", which is no safetensors file"
+
+
+def _trouble(backend: Backend, file: str) -> str | None:
+    """Return what is wrong with a shard that is no file, or ``None``."""
     try:
-        backend.info(path)
-    except FileNotFoundError:
+        kind = backend.info(file)["type"]
+    except OSError as error:
+        if error.errno not in _NO_SUCH:
+            raise
+        reason = "" if error.errno == errno.ENOENT else f" ({error.strerror})"
+        return f"and there is no {_short(file)}{reason}"
+    return None if kind == "file" else f"which is {_KINDS.get(kind, 'no regular file')}"
+
+
+def _is_text(name: str) -> bool:
+    # JSON can hold half of a surrogate pair, which no file name can.
+    try:
+        name.encode()
+    except UnicodeEncodeError:
         return False
     return True
 
 
-def _given(path: str, shard: str, weight_map: Mapping[str, str]) -> str:
-    tensor = next(name for name, other in weight_map.items() if other == shard)
-    return f"{path}: weight_map gives tensor {tensor!r} the file {shard!r}"
+def open_files(backend: Backend, sources: Sources) -> list[Handle]:
+    """Open all files; none stays open if one cannot be.
 
-
-def _check_shard(path: str, shard: str, weight_map: Mapping[str, str]) -> None:
-    where = _given(path, shard, weight_map)
-    if shard.startswith("/") or ".." in shard.split("/") or "\0" in shard or not shard.strip("./"):
-        raise CheckpointError(f"{where}; expected the name of a file beside the index", filename=path)
-    if not shard.endswith(".safetensors"):
-        raise CheckpointError(f"{where}, which is no safetensors file", filename=path)
+    Raises:
+        XdsError: more files than this process may have open (``EMFILE``).
+        OSError: as of the backend.
+    """
+    with contextlib.ExitStack() as stack:
+        handles: list[Handle] = []
+        for file in sources.files:
+            try:
+                handle = open_handle(backend, file)
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+                raise XdsError(
+                    f"{file}: too many open files: {sources.index or 'the checkpoint'} has {len(sources.files)} files, "
+                    f"which are open together, and this process may open {soft} in all; {len(handles)} of them were "
+                    f"open. Raise the limit with `ulimit -n` (here up to {hard}) or resource.setrlimit",
+                    errno=errno.EMFILE,
+                    filename=file,
+                ) from error
+            stack.callback(handle.close)
+            handles.append(handle)
+        stack.pop_all()
+        return handles
 
 
 def check_shards(sources: Sources, headers: Sequence[Header], *, strict: bool) -> list[set[str]]:

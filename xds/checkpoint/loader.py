@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ from xds.errors import DeviceMemoryError
 from xds.interop import Block, Framework, host, resolve
 from xds.interop import framework as find_framework
 from xds.observe import TRACE, Span
-from xds.reads import open_handle
 from xds.report import ReadReport
 
 Progress = Callable[[int, int], object]
@@ -113,6 +112,10 @@ class Checkpoint:
         self._rows: dict[str, int] | None = None
         self._closed = False
         self.metadata = metadata
+
+    def __reduce__(self) -> NoReturn:
+        # A copy would close the descriptors of the original.
+        raise TypeError("a Checkpoint cannot be copied or pickled: open it again by its URL with xds.open_checkpoint")
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -357,12 +360,10 @@ def open_checkpoint(
     """
     backend, path = locate(url)
     sources = index.find(backend, path)
+    handles = index.open_files(backend, sources)
     with contextlib.ExitStack() as stack:
-        handles: list[Handle] = []
-        for file in sources.files:
-            handle = open_handle(backend, file)
+        for handle in handles:
             stack.callback(handle.close)
-            handles.append(handle)
         headers = _read_headers(handles, max_header_nbytes)
         table = selection.build(headers, index.check_shards(sources, headers, strict=strict))
         metadata: dict[str, str] = {}

@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from xds.errors import ArgumentError, FileChangedError, RequirementError, XdsError
 
@@ -188,6 +188,10 @@ class Descriptor:
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:
         _close(self.number)
 
+    def __reduce__(self) -> NoReturn:
+        # A copy would be a second owner of the number, and close it again when it is somebody else's.
+        raise TypeError("an open file descriptor cannot be copied or pickled: open the file again by its path")
+
 
 class OpenWhile:
     """A transfer that keeps its descriptors open until it has drained, whoever closes the handles meanwhile."""
@@ -201,6 +205,9 @@ class OpenWhile:
         self.wait_async = transfer.wait_async
         self.done = transfer.done
         self.cancel = transfer.cancel
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a transfer cannot be copied or pickled: begin another one")
 
     def add(self, segments: Segments, *, stream: int | None = None, keepalive: object = None) -> int:
         """See :meth:`xds.backend.Transfer.add`."""
@@ -226,6 +233,9 @@ class LocalHandle:
         self.identity = _identity(status, descriptor.number)
         self.nbytes = self.identity[2]
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self.path}: an open file cannot be copied or pickled: open it again by its path")
+
     def descriptor(self) -> Descriptor:
         """Return the open descriptor; it stays open while the caller holds the result."""
         descriptor = self._descriptor
@@ -250,12 +260,12 @@ class LocalHandle:
         """Compare with what the path and the descriptor lead to now; of a closed handle, the path alone.
 
         Raises:
-            FileChangedError: replaced, removed, shrunk, grown or written to.
+            FileChangedError: replaced, removed, shrunk, grown or written to; also a change of the inode alone (mode,
+                owner, names, times), which a write whose time was put back cannot be told from.
         """
         descriptor = self._descriptor
         number = -1 if descriptor is None else descriptor.number
-        if descriptor is not None and _identity(os.fstat(number), number) != self.identity:
-            raise self._changed(_identity(os.fstat(number), number))
+        # The path first: it says more of a file that was replaced or removed.
         try:
             now = _identity(os.stat(self.path), number)  # noqa: PTH116 (as above)
         except (FileNotFoundError, NotADirectoryError):
@@ -263,6 +273,10 @@ class LocalHandle:
         # Without a descriptor the size of a block device is unknown (-1).
         if now != self.identity and (now[2] >= 0 or now[:2] != self.identity[:2]):
             raise self._changed(now)
+        if descriptor is not None:
+            now = _identity(os.fstat(number), number)
+            if now != self.identity:
+                raise self._changed(now)
 
     def close(self) -> None:
         """Let go of the descriptor: it closes when the reads that run now have ended. A second call does nothing."""
@@ -273,8 +287,13 @@ class LocalHandle:
             what = "it is no longer there"
         elif now[:2] != self.identity[:2]:
             what = f"another file is there now: {_words(now)}"
-        else:
+        elif now[2:4] != self.identity[2:4]:
             what = f"it has changed to {_words(now)}"
+        else:
+            what = (
+                f"size and modification time are the same, and its inode was changed at {_when(now[4])}: by a write "
+                "whose time was put back, or by chmod, chown, rename or a hard link"
+            )
         return FileChangedError(
             f"{self.path}: the file changed between open and the end of the read. It was {_words(self.identity)}; "
             f"{what}. What was read is not valid: read it again once nobody writes to it",
@@ -283,16 +302,27 @@ class LocalHandle:
 
 
 def _words(identity: tuple[int, ...]) -> str:
-    when = datetime.datetime.fromtimestamp(identity[3] / 1e9, datetime.UTC).isoformat()
-    return f"{identity[2]} bytes (inode {identity[1]}, modified {when})"
+    return f"{identity[2]} bytes (inode {identity[1]}, modified {_when(identity[3])})"
+
+
+def _when(time_ns: int) -> str:
+    # Any 64-bit time may stand in an inode; datetime ends at the year 9999.
+    try:
+        return datetime.datetime.fromtimestamp(time_ns / 1e9, datetime.UTC).isoformat()
+    except (OverflowError, ValueError, OSError):
+        return f"{time_ns} ns after 1970"
 
 
 def _identity(status: os.stat_result, number: int) -> tuple[int, ...]:
-    """Device, inode, bytes, modification time in ns; bytes of a block device come from its open descriptor."""
+    """Device, inode, bytes, times of modification and of change (ns).
+
+    The time of change cannot be put back, as that of modification can (``utime``: cp -p, rsync, tar). Bytes of a block
+    device come from its open descriptor.
+    """
     nbytes = status.st_size
     if stat.S_ISBLK(status.st_mode):
         nbytes = os.lseek(number, 0, os.SEEK_END) if number >= 0 else -1
-    return status.st_dev, status.st_ino, nbytes, status.st_mtime_ns
+    return status.st_dev, status.st_ino, nbytes, status.st_mtime_ns, status.st_ctime_ns
 
 
 def check_type(status: os.stat_result, path: str) -> None:
@@ -354,7 +384,7 @@ def _entry(path: str, *, listing: bool) -> dict[str, Any]:
         nlink=status.st_nlink,
         uid=status.st_uid,
         gid=status.st_gid,
-        identity=(status.st_dev, status.st_ino, size, status.st_mtime_ns),
+        identity=(status.st_dev, status.st_ino, size, status.st_mtime_ns, status.st_ctime_ns),
     )
     return entry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,10 @@ class Block:
     stream: int | None
     keepalive: Any
     device: int | None = None
+
+    def __reduce__(self) -> NoReturn:
+        # A deep copy would hold a copy of the memory, and the address of the first one.
+        raise TypeError("a Block cannot be copied or pickled: make another one")
 
 
 @dataclass(frozen=True, slots=True)
