@@ -85,8 +85,8 @@ def run(libraries, path, tmp_path, mode, require="any"):
         "XDS_CUFILE_LIBRARY": str(libraries / ("fake_cufile.so" if mode != "no library" else "missing.so")),
         "XDS_NVIDIA_FS_STATS": str(stats),
         "FAKE_CUFILE_MODE": mode,
-        # Else a machine that measured nothing yet may read the first stretch another way.
-        "XDS_MOVER_FORBID": "",
+        # Whatever the page cache holds: only ways that ask the device.
+        "XDS_MOVER_FORBID": "pread,mapped",
     }
     command = [sys.executable, "-c", SCRIPT, str(path), require]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

@@ -246,6 +246,8 @@ class StorageFileSystem(CoroutineFileSystem):
         cache_type: str | None = None,
         **kwargs: Any,
     ) -> StorageFile | WriterFile:
+        # fsspec's reference:// comes here with whole URLs.
+        path = self._strip_protocol(path)
         if block_size is None or str(block_size) == "default":
             block_size = self.block_size
         if mode == "rb":
